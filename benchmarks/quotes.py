@@ -15,8 +15,8 @@ from benchmarks.papers.pervasive import report as context
 from benchmarks.papers.pervasive.__main__ import RECORD as CONTEXT_RECORD
 from benchmarks.papers.pervasive.__main__ import read_record as read_context
 from benchmarks.papers.prompt_tuner import report as tuner
-from benchmarks.papers.prompt_tuner.record import mean_text, read_record
 from benchmarks.papers.prompt_tuner.scenarios import MEDIUM, OURS
+from benchmarks.papers.prompt_tuner.searching import mean_text, read_record
 from benchmarks.tables import row
 from stoker.manager.study.statistics import estimate
 

@@ -8,7 +8,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from benchmarks.papers.schedmate.scheduling.trace import Job
+from benchmarks.papers.schedmate.scheduling.simulate import Job
 
 
 def in_order(jobs: Sequence[Job], *, gpus: int, keys: Sequence[float], skip: bool = False) -> list[float]:

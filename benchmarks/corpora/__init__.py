@@ -1,4 +1,8 @@
-"""Recorded logs and figures for experiments."""
+"""Recorded logs and figures for experiments.
+
+Commit 1f7d0bf1 has the programs that recorded them: `benchmarks/papers/schedmate/failures/recording.py` and
+`clusters.py` (the logs of failures), `benchmarks/papers/schedmate/collection.py` (the collections of recipes).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,11 @@ import lzma
 import tarfile
 from pathlib import Path
 
-from stoker.whole_files import write_whole
-
 FOLDER = Path(__file__).parent
 
 
 def read(name: str) -> bytes:
     return lzma.decompress((FOLDER / f"{name}.xz").read_bytes())
-
-
-def write(name: str, content: bytes) -> None:
-    write_whole(FOLDER / f"{name}.xz", lzma.compress(content, preset=9 | lzma.PRESET_EXTREME), mode=0o644)
 
 
 def members(name: str) -> dict[str, bytes]:

@@ -1,6 +1,6 @@
-"""Shared parts of paper evaluations: options, exit status, processes, stored results and pages.
+"""Shared parts of paper evaluations: the command line, the record of runs, processes and the page.
 
-Each case runs once per release.
+A case runs once per release. The record is written after each run, so a stopped evaluation continues.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ import msgspec
 
 import stoker
 from benchmarks.harness import ROOT
-from benchmarks.tables import head, paragraph, row
+from benchmarks.tables import row
 from stoker.errors import StokerError
+from stoker.manager.sim.world import SourceModel
 from stoker.manager.study.running import Tell, Workers
+from stoker.protocol.blocks import Rule
 from stoker.whole_files import draft_of
 
 RELEASE = stoker.__version__
 DATA = ROOT.parent / "shared" / "data"
-T = TypeVar("T")
-U = TypeVar("U")
+"""Traces of other authors, which are not in this repository."""
+Case = TypeVar("Case")
+Result = TypeVar("Result")
+
+
+def missing(path: Path, what: str) -> str:
+    return "" if path.is_file() else f"{what} not here: {path}"
 
 
 def number_parser(*, most: int) -> Callable[[str], int]:
@@ -39,31 +46,46 @@ def number_parser(*, most: int) -> Callable[[str], int]:
     return read
 
 
+def folder(text: str) -> Path:
+    if Path(text).exists() and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: not a folder")
+    return Path(text)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
-    "out": {"type": Path, "help": "folder for page and records [docs/reproduction]"},
+    "out": {"type": folder, "help": "folder for page and record [docs/reproduction]"},
     "jobs": {"type": number_parser(most=1000), "default": os.cpu_count() or 1, "help": "processes [all cores]"},
+    "table": {"default": "all", "help": "what to run [%(default)s]"},
     "skip": {"action": "store_true", "help": "exit with 0 if the data is missing"},
     "page-only": {"action": "store_true", "help": "write the page again from the record"},
     "quick": {"action": "store_true", "help": "a short run; needs --out"},
 }
 
 
-def options(paper: str, about: str | None, **own: dict[str, Any] | None) -> argparse.ArgumentParser:
+def reproduce(
+    paper: str, page: str, about: str | None, evaluate: Callable[[argparse.Namespace], str],
+    arguments: list[str] | None, *, missing: str = "",
+    check: Callable[[argparse.ArgumentParser, argparse.Namespace], None] = lambda *_: None, **own: Mapping[str, Any],
+) -> int:  # fmt: skip
+    """Run the command of a paper: write the page that `evaluate` returns. `own`: settings of each option."""
     ask = argparse.ArgumentParser(prog=f"python -m benchmarks.papers.{paper}", description=about)
     for name, settings in own.items():
         option = name.replace("_", "-")
-        ask.add_argument(f"--{option}", **(OPTIONS[option] if settings is None else settings))
-    return ask
-
-
-def parse_options(ask: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+        ask.add_argument(f"--{option}", **{**OPTIONS.get(option, {}), **settings})
     asked = ask.parse_args(arguments)
-    if getattr(asked, "quick", False) and asked.out is None and getattr(asked, "table", True):
+    if getattr(asked, "quick", False) and asked.out is None:
         ask.error("--quick needs --out: its page must not replace the whole page")
     asked.out = asked.out or Path("docs/reproduction")
-    if asked.out.exists() and not asked.out.is_dir():
-        ask.error(f"--out {asked.out}: not a folder")
-    return asked
+    check(ask, asked)
+
+    def written() -> int:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        write_bytes(asked.out / page, evaluate(asked).encode())
+        sys.stdout.write(f"{asked.out / page}\n")
+        return 0
+
+    stopped = "the page is unchanged; the same command continues"
+    return exit_status(written, stopped=stopped, missing=missing, skip=getattr(asked, "skip", False))
 
 
 def exit_status(evaluate: Callable[[], int], *, stopped: str, missing: str = "", skip: bool = False) -> int:
@@ -85,21 +107,7 @@ def say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def progress_printer(what: str) -> Callable[[int, int], None]:
-    """Return a function that shows progress: one line in a terminal, up to ten lines elsewhere."""
-
-    def tell(done: int, total: int) -> None:
-        line = f"{what}: {done} of {total}"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{line}\n" if done == total else f"\r{line}")
-        elif done * 10 // total > (done - 1) * 10 // total:
-            say(line)
-        sys.stderr.flush()
-
-    return tell
-
-
-def run_tasks(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator[tuple[int, U]]:
+def run_tasks(do: Callable[[Case], Result], todo: Sequence[Case], *, jobs: int) -> Iterator[tuple[int, Result]]:
     """Call `do` for each task in up to `jobs` processes. Yield index and result of each task."""
     if jobs <= 1 or len(todo) <= 1:
         yield from ((place, do(task)) for place, task in enumerate(todo))
@@ -108,22 +116,24 @@ def run_tasks(do: Callable[[T], U], todo: Sequence[T], *, jobs: int) -> Iterator
         yield from workers.each(list(enumerate(todo)), hear=lambda *_: None)
 
 
-def _run_task(do: Callable[[T], U], task: tuple[int, T], tell: Tell) -> tuple[int, U]:  # noqa: ARG001 (Workers)
+def _run_task(do: Callable[[Case], Result], task: tuple[int, Case], tell: Tell) -> tuple[int, Result]:  # noqa: ARG001
     return task[0], do(task[1])
 
 
-def read_results(path: Path, kind: type[T]) -> T | None:
-    """Return the content of a file, or None. Raises ValueError for another format."""
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path} holds no results: {error}; remove it to compute them again") from error
+def run_all(what: str, do: Callable[[Case], Result], todo: Sequence[Case], *, jobs: int) -> list[Result]:
+    """Call `do` for each task. Return the results in the order of the tasks."""
+    found: dict[int, Result] = {}
+    for place, result in run_tasks(do, todo, jobs=jobs):
+        found[place] = result
+        say(f"{what}: {len(found)} of {len(todo)}")
+    return [found[place] for place in range(len(todo))]
 
 
-def json_lines(several: Iterable[Any]) -> bytes:
-    return b",\n".join(msgspec.json.encode(row, order="deterministic") for row in several)
+def fixed_source(name: str, kind: str, blocks: int, *, devices: int = 1) -> SourceModel:
+    """Return a simulated source whose blocks all start at once."""
+    return SourceModel(
+        name, kind, capacity=blocks, max_blocks=blocks, init_blocks=blocks, rule=Rule.FIXED, devices=devices
+    )
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -132,70 +142,85 @@ def write_bytes(path: Path, content: bytes) -> None:
         draft.write_bytes(content)
 
 
-def _name(case: Any) -> str:
-    return str(case.name)
-
-
-def write_parts(path: Path, parts: Mapping[str, Any]) -> None:
-    """Write a JSON object with one line per part and per item of `runs`."""
-    lines = [
-        b'"%s": %s' % (name.encode(), b"[\n%s]" % json_lines(part) if name == "runs" else msgspec.json.encode(part))
-        for name, part in parts.items()
-    ]
+def write_record(path: Path, record: msgspec.Struct) -> None:
+    """Write a struct as a JSON object with one line per field, and per item of a list of results."""
+    lines = []
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, list | tuple) and value and not isinstance(value[0], int | float | str):
+            text = b"[\n%s\n]" % b",\n".join(msgspec.json.encode(item, order="deterministic") for item in value)
+        else:
+            text = msgspec.json.encode(value, order="deterministic")
+        lines.append(b'"%s":%s' % (name.encode(), text))
     write_bytes(path, b"{\n" + b",\n".join(lines) + b"\n}\n")
 
 
-class Store(Generic[T, U]):
-    """Results by case name. `write` is called after each new result."""
+def case_name(case: msgspec.Struct) -> str:
+    return msgspec.json.encode(case, order="deterministic").decode()
 
-    def __init__(self, found: Iterable[U], *, write: Callable[[], None]) -> None:
-        self.found: dict[str, Any] = {result.case.name: result for result in list[Any](found)}
-        self._write = write
 
-    def get(self, case: T) -> U | None:
-        return self.found.get(_name(case))
+class Store(Generic[Case, Result]):
+    """The record of a paper: a struct whose `runs` are results by case name."""
 
-    def in_order(self) -> list[U]:
-        return [self.found[name] for name in sorted(self.found)]
+    def __init__(self, path: Path, kind: Callable[[], Any]) -> None:
+        """Read the record, if there is one. Raises ValueError for another format."""
+        self._path, self.kept = path, kind()
+        if path.is_file():
+            try:
+                self.kept = msgspec.json.decode(path.read_bytes(), type=type(self.kept))
+            except msgspec.DecodeError as error:
+                raise ValueError(f"{path} holds no results: {error}; remove it to compute them again") from error
+        self.found: dict[str, Any] = {result.case.name: result for result in self.kept.runs}
 
-    def missing(self, cases: Iterable[T]) -> list[T]:
-        every = {_name(case): case for case in cases}
+    def get(self, case: Any) -> Result | None:
+        return self.found.get(case.name)
+
+    def missing(self, cases: Iterable[Any]) -> list[Case]:
+        every = {case.name: case for case in cases}
         return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
 
-    def bring(self, cases: Iterable[T], run: Callable[[T], U], *, tell: Callable[[str], None], jobs: int = 1) -> None:
-        todo = self.missing(cases)
+    def bring(self, cases: Iterable[Case], run: Callable[[Case], Result], *, jobs: int = 1) -> None:
+        """Run the missing cases. Write the record after each."""
+        todo: list[Any] = self.missing(cases)
         for done, (place, result) in enumerate(run_tasks(run, todo, jobs=jobs), 1):
-            self.found[_name(todo[place])] = result
-            self._write()
-            tell(f"{done} of {len(todo)}: {todo[place]}")
+            self.found[todo[place].name] = result
+            self.write()
+            say(f"{done} of {len(todo)}: {todo[place]}")
 
-    def drop_others(self, cases: Iterable[T]) -> None:
-        names = set(map(_name, cases))
-        others = [name for name in self.found if name not in names]
-        for name in others:
-            del self.found[name]
-        if others:
-            self._write()
+    def drop_others(self, cases: Iterable[Any]) -> None:
+        """Remove the results of cases that no table has."""
+        names = {case.name for case in cases}
+        if others := self.found.keys() - names:
+            self.found = {name: result for name, result in self.found.items() if name not in others}
+            self.write()
+
+    def write(self) -> None:
+        self.kept.runs = [self.found[name] for name in sorted(self.found)]
+        write_record(self._path, self.kept)
 
 
 WIDTH = 120
+MISSING = "–"
+"""Cell of a case that has not been run."""
 _CODE, _KEPT = re.compile("`[^`]*`"), "\0"
 """Pattern of code between backquotes, which is not wrapped: `_KEPT` replaces its spaces."""
 
 
-def write_page(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
-    sys.stdout.write(f"{path}\n")
-
-
 def page(template: Path, **values: Any) -> str:
-    """Return a template with its values; wrap paragraphs that start with a pilcrow."""
-    blocks = template.read_text().format(**values).split("\n\n")
-    return "\n\n".join(paragraph(block[2:]) if block.startswith("¶ ") else block for block in blocks)
+    """Return a template with its values and wrapped paragraphs.
+
+    An iterator in `values` has the rows of a table, whose head is in the template.
+    """
+    shown = {name: rows_text(value) if isinstance(value, Iterator) else value for name, value in values.items()}
+    return wrapped_text(template.read_text().format(**shown))
 
 
-def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    return "\n".join([*head(*columns), *(row(*line) for line in lines), ""])
+def rows_text(rows: Iterable[Iterable[str]]) -> str:
+    return "\n".join(row(*cells) for cells in rows)
+
+
+def bullets(several: Iterable[str]) -> str:
+    return "\n".join(f"- {one}" for one in several)
 
 
 def wrapped_text(text: str) -> str:
@@ -204,7 +229,7 @@ def wrapped_text(text: str) -> str:
 
 def _filled_block(block: str) -> str:
     head = block.partition("\n")[0]
-    if head.startswith(("#", "|")):
+    if head.startswith(("#", "|", "![")):
         return block
     is_list = head.startswith("- ")
     lines = []

@@ -11,13 +11,13 @@ from benchmarks.papers.arlo.dispatch import (
     LoadBuckets,
     Outcome,
     RandomDispatcher,
+    RuntimeQueues,
     dispatch_outcome,
     inter_groups_greedy,
     pack_any_runtime,
     pack_shortest_runtime,
     strategies,
 )
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 
 FIGURE_5 = ((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))
 """Levels of Figure 5: length, capacity, outstanding requests of each instance."""
@@ -35,7 +35,7 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
             packed.add(instance, runtime)
             packed._change_load(instance, 0, load)
         return packed
-    queues = RuntimeQueues[int](runtimes, peeked=1 if strategy == "ilb" else 6)
+    queues = RuntimeQueues(runtimes, peeked=1 if strategy == "ilb" else 6)
     for instance, (runtime, load) in enumerate(loads):
         queues.add(instance, runtime)
         queues._levels[runtime].set(instance, load)

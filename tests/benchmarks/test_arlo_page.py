@@ -21,10 +21,11 @@ from benchmarks.papers.arlo.cases import (
     Measures,
     Result,
 )
-from benchmarks.papers.arlo.measured import Deployed, Measured, Records, SolvingTime
+from benchmarks.papers.arlo.measured import Deployed, Measured, SolvingTime, records
 from benchmarks.papers.arlo.tables import TABLES, random_dispatch
 from benchmarks.papers.arlo.workload import missing
 
+Stored = common.Store[Case, Result]
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -37,13 +38,13 @@ def result_of(case: Case, mean_ms: float, *, p98_ms: float = 9.0, out: int = 0, 
     return Result(case, common.RELEASE, measures, took_s=0.004)
 
 
-def kept(folder: Path, results: list[Result], measured: Measured | None = None) -> Records:
+def kept(folder: Path, results: list[Result], measured: Measured | None = None) -> Stored:
     path = folder / "arlo.json"
     path.write_bytes(msgspec.json.encode({"measured": measured, "runs": results}))
-    return Records(path)
+    return records(path)
 
 
-def findings(of: Records) -> dict[str, tuple[summary.Finding, ...]]:
+def findings(of: Stored) -> dict[str, tuple[summary.Finding, ...]]:
     return {verdict.bar: verdict.findings for verdict in summary.verdicts(of)}
 
 
@@ -105,10 +106,10 @@ def test_session_is_judged_by_its_worst_seed(tmp_path: Path) -> None:
         model = result_of(random_dispatch("6a")[0], 1.0, p98_ms=10.0).measures
         return Deployed(seed, 4000.0, "", 1, mean_ms=1.0, p98_ms=p98_ms, late=0.0, model=model)
 
-    records = kept(tmp_path, [])
+    of = kept(tmp_path, [])
     for p98_ms, cells in ((19.0, ["0.50 to 1.90 times", "yes"]), (21.0, ["0.50 to 2.10 times", "**no**"])):
-        records.deployed = [deployed(4, 5.0), deployed(5, p98_ms)]
-        assert summary.session_verdict(records).findings[0].cells == cells
+        of.kept.deployed = [deployed(4, 5.0), deployed(5, p98_ms)]
+        assert summary.session_verdict(of).findings[0].cells == cells
 
 
 @here
@@ -124,12 +125,12 @@ def test_table_2_is_judged_by_the_mean_and_shows_the_longest(tmp_path: Path) -> 
 
 @here
 def test_page_matches_its_records() -> None:
-    assert (FOLDER / "arlo.md").read_text() == report.write(Records(FOLDER / "arlo.json"))
+    assert (FOLDER / "arlo.md").read_text() == report.write(records(FOLDER / "arlo.json"))
 
 
 @here
 def test_records_contain_exactly_all_cases() -> None:
-    of = Records(FOLDER / "arlo.json")
+    of = records(FOLDER / "arlo.json")
     cases = {case.name for several in TABLES.values() for case in several()}
-    assert {result.case.name for result in of.store.in_order()} == cases
-    assert of.measured is not None
+    assert {result.case.name for result in of.kept.runs} == cases
+    assert of.kept.measured is not None

@@ -6,9 +6,8 @@ import pytest
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import SYSTEMS, Case, Measures, simulate
-from benchmarks.papers.arlo.fleet import Agenda, Fleet, Replacements
-from benchmarks.papers.arlo.queues import Served, serve
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
+from benchmarks.papers.arlo.dispatch import RuntimeQueues
+from benchmarks.papers.arlo.fleet import Agenda, Fleet, Replacements, Served, serve
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, make_trace
 
 SHORT_S, LONG_S = 0.010, 0.040
@@ -17,7 +16,7 @@ SHORT_S, LONG_S = 0.010, 0.040
 def fleet_of(counts: Sequence[int], agenda: Agenda) -> Fleet:
     """Return two runtimes, of 100 and 200 tokens, with these numbers of instances."""
     rows = [[SHORT_S] * 201, [LONG_S] * 201]
-    fleet = Fleet(RuntimeQueues[int]([(100, 40), (200, 10)]), rows, agenda)
+    fleet = Fleet(RuntimeQueues([(100, 40), (200, 10)]), rows, agenda)
     fleet.start(counts)
     return fleet
 

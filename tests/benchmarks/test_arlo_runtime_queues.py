@@ -5,12 +5,12 @@ import random
 import pytest
 from policies.test_policies_arlo import LENGTHS, Family, warmed
 
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues, RuntimeTooShortError
+from benchmarks.papers.arlo.dispatch import RuntimeQueues
 
 
-def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
+def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues:
     """Return levels by length, capacity and outstanding requests of each instance (q1a, q1b, q2a, ...)."""
-    queues: RuntimeQueues[str] = RuntimeQueues([(length, capacity) for length, capacity, _ in levels])
+    queues: RuntimeQueues = RuntimeQueues([(length, capacity) for length, capacity, _ in levels])
     for number, (_, _, loads) in enumerate(levels):
         for letter, load in zip("abcdef", loads, strict=False):
             queues.add(f"q{number + 1}{letter}", number)
@@ -36,7 +36,7 @@ def test_at_most_six_levels_are_examined() -> None:
 
 
 def test_request_longer_than_every_runtime_gets_an_error() -> None:
-    with pytest.raises(RuntimeTooShortError, match="513 tokens, and the longest runtime takes 512"):
+    with pytest.raises(ValueError, match="513 tokens, and the longest runtime takes 512"):
         loaded((128, 10, [0]), (512, 10, [0]), (1024, 10, [])).take(513)
     with pytest.raises(ValueError, match="rising lengths"):
         RuntimeQueues([(128, 10), (128, 10)])
@@ -44,7 +44,7 @@ def test_request_longer_than_every_runtime_gets_an_error() -> None:
 
 def test_loads_equal_those_of_a_plain_count() -> None:
     chance = random.Random(5)
-    queues: RuntimeQueues[int] = RuntimeQueues([(128, 20), (256, 10), (512, 5)])
+    queues: RuntimeQueues = RuntimeQueues([(128, 20), (256, 10), (512, 5)])
     runtime_of: dict[int, int] = {}
     counts: dict[int, int] = {}
     for step in range(4000):
@@ -60,7 +60,7 @@ def test_loads_equal_those_of_a_plain_count() -> None:
             tokens = chance.randrange(1, 513)
             try:
                 chosen = queues.take(tokens)
-            except RuntimeTooShortError:
+            except ValueError:
                 assert all((128, 256, 512)[runtime] < tokens for runtime in runtime_of.values())
                 continue
             alike = [counts[each] for each in counts if runtime_of[each] == runtime_of[chosen]]
@@ -79,7 +79,7 @@ def test_session_and_evaluation_choose_the_same_runtime() -> None:
     for seed in range(10):
         chance = random.Random(seed)
         runtime_of = {x.id: LENGTHS.index(x.context.recipe.longest_input) for x in t.core.state.libraries.values()}
-        queues: RuntimeQueues[int] = RuntimeQueues([(64, 40), (128, 20), (256, 10)])
+        queues: RuntimeQueues = RuntimeQueues([(64, 40), (128, 20), (256, 10)])
         for id, runtime in runtime_of.items():
             queues.add(id, runtime)
         weights = [chance.random() for _ in LENGTHS]

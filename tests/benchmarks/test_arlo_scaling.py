@@ -3,16 +3,15 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, TargetTracking, release_one
-from benchmarks.papers.arlo.queues import Served, serve
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
+from benchmarks.papers.arlo.dispatch import RuntimeQueues
+from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, Served, TargetTracking, release_one, serve
 from benchmarks.papers.arlo.workload import Trace
 
 SLO_S = 0.1
 
 
 def fleet_of(short: int, long: int, agenda: Agenda) -> Fleet:
-    fleet = Fleet(RuntimeQueues[int]([(100, 10), (200, 5)]), [[0.010] * 201, [0.020] * 201], agenda)
+    fleet = Fleet(RuntimeQueues([(100, 10), (200, 5)]), [[0.010] * 201, [0.020] * 201], agenda)
     fleet.start([short, long])
     return fleet
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +9,16 @@ import pytest
 from benchmarks.papers import common
 from benchmarks.papers.arlo import __main__ as arlo
 from benchmarks.papers.arlo import tables as arlo_tables
-from benchmarks.papers.arlo.measured import Records as ArloRecords
+from benchmarks.papers.arlo.measured import records as arlo_records
 from benchmarks.papers.common import exit_status
 from benchmarks.papers.pervasive import __main__ as pervasive
 from benchmarks.papers.prompt_tuner import __main__ as prompt_tuner
 from benchmarks.papers.schedmate.scheduling import __main__ as schedmate
-from benchmarks.papers.schedmate.scheduling.records import Records as SchedmateRecords
+from benchmarks.papers.schedmate.scheduling.simulate import records as schedmate_records
 from benchmarks.papers.slinfer import __main__ as slinfer
 from benchmarks.papers.slinfer import tables
-from benchmarks.papers.slinfer.cases import records
+from benchmarks.papers.slinfer.cases import Result, records
+from benchmarks.papers.slinfer.measures import Measures
 from stoker.errors import StokerError
 
 
@@ -78,7 +78,7 @@ def test_unsupported_selection_is_reported(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("read", [ArloRecords, SchedmateRecords, records])
+@pytest.mark.parametrize("read", [arlo_records, schedmate_records, records])
 def test_file_without_results_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
     for content in ('[{"of": "something else"}]', '{"runs": [1]}'):
         (tmp_path / "kept.json").write_text(content)
@@ -98,26 +98,22 @@ def test_cases_of_every_table_have_distinct_names(every: dict[str, Callable[[], 
 def test_each_release_runs_a_case_once_and_unknown_cases_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases, ran, told = [tables.Case("a", 1), tables.Case("b", 2), tables.Case("a", 1)], list[str](), list[str]()
-    kept: dict[str, Any] = {}
+    cases, ran = [tables.Case("a", 1), tables.Case("b", 2), tables.Case("a", 1)], list[str]()
+    path = tmp_path / "kept.json"
 
-    def bring(*wanted: tables.Case) -> None:
-        store: common.Store[tables.Case, Any] = common.Store(kept.values(), write=lambda: kept.update(store.found))
-        store.bring(wanted, run, tell=told.append)
-
-    def run(case: tables.Case) -> Any:
+    def run(case: tables.Case) -> Result:
         ran.append(case.system)
-        return SimpleNamespace(case=case, release=common.RELEASE)
+        measures = Measures(1, 0.0, 0.0, 0.0, 0.0, (), {}, 0)
+        return Result(case, common.RELEASE, measures, {}, took_s=0.0, engine_steps=0)
 
     for _ in range(2):
-        bring(*cases)
-        assert (ran, len(told)) == (["a", "b"], 2)
+        records(path).bring(cases, run)
+        assert ran == ["a", "b"]
     monkeypatch.setattr(common, "RELEASE", "another")
-    bring(cases[0])
+    records(path).bring(cases[:1], run)
     assert ran == ["a", "b", "a"]
-    store: common.Store[tables.Case, Any] = common.Store(kept.values(), write=lambda: told.append("written"))
-    store.drop_others(cases[1:2])
-    assert (store.get(cases[0]), told[-1], len(store.found)) == (None, "written", 1)
+    records(path).drop_others(cases[1:2])
+    assert list(records(path).found) == [cases[1].name]
 
 
 def test_paragraphs_are_wrapped_and_code_is_not() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.papers.pervasive import disks, fit, paper, predict, worlds
+from benchmarks.papers.pervasive import claims, fit, paper, predict, worlds
 from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, is_possible
 from benchmarks.papers.pervasive.predict import distance_from_capacity
 from stoker.contexts.recipe import Awareness
@@ -128,10 +128,10 @@ def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
 def test_work_in_figure_8_identifies_the_kind_of_gpu() -> None:
     partial = next(predict.figure_8(KNOWN))
     begins_s = fit.worker_times_s(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
-    wanted = disks.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s)
-    assert wanted == pytest.approx(disks.titan_share(KNOWN, Awareness.DISK), abs=0.1)
-    more = disks.required_titan_share(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
-    assert more > wanted > disks.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
+    wanted = claims.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s)
+    assert wanted == pytest.approx(claims.titan_share(KNOWN, Awareness.DISK), abs=0.1)
+    more = claims.required_titan_share(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
+    assert more > wanted > claims.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
 
 
 @pytest.mark.long

@@ -143,8 +143,7 @@ def test_each_job_outcome_is_counted_once() -> None:
     # call 51 waited 7 of the 8 s of the first load, which started a second earlier, and 4 s of the second load
     both = 8 / 20, (7 + 4) / 21
     assert (found.start_share, found.start_most) == (pytest.approx(sum(both) / 2), pytest.approx(both[1]))
-    assert found.cost(static=False, device_price_s=0.5) == 220.0
-    assert found.cost(static=True, device_price_s=0.5) == 4800.0
+    assert (found.held_s, found.all_s) == (440.0, 9600.0)
 
 
 def test_libraries_that_start_at_the_same_time_are_awaited_once() -> None:

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from benchmarks.harness import Facts
-from benchmarks.papers.prompt_tuner import conflicts, report
+from benchmarks.papers import common
+from benchmarks.papers.prompt_tuner import report
 from benchmarks.papers.prompt_tuner.__main__ import PAGE, QUICK_SMALLER, main, quick
-from benchmarks.papers.prompt_tuner.grid import read_grid
-from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, read_record, write_record
 from benchmarks.papers.prompt_tuner.report import Page
 from benchmarks.papers.prompt_tuner.scenarios import (
     ELASTIC_FLOW,
@@ -24,8 +23,18 @@ from benchmarks.papers.prompt_tuner.scenarios import (
     VICUNA,
     Case,
     System,
+    read_grid,
 )
-from benchmarks.papers.prompt_tuner.searching import Runs, judged_runs, search
+from benchmarks.papers.prompt_tuner.searching import (
+    Book,
+    Evaluation,
+    Record,
+    Run,
+    judged_runs,
+    read_record,
+    runs_in,
+    search,
+)
 from benchmarks.papers.prompt_tuner.simulate import Result
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"
@@ -79,7 +88,7 @@ def test_bars_are_met_by_the_results_of_the_paper() -> None:
     assert [bar.name for bar in found] == [name for name in Page(made()).baselines for _ in range(2)]
     assert {bar.verdict for bar in found} == {"met"}
     assert {sign for pair in report.part_signs(Page(made())) for sign in pair} == {"as in the paper"}
-    assert "By the mean, all agree." in report.summary(Page(made()))
+    assert "By the mean, all agree." in report.write(made())
 
 
 def test_missed_bar_and_reversed_sign_are_named() -> None:
@@ -87,8 +96,8 @@ def test_missed_bar_and_reversed_sign_are_named() -> None:
     missed = [(bar.name, bar.what) for bar in report.baseline_bars(page) if bar.verdict == "**missed**"]
     assert missed == [("ElasticFlow", "points more late jobs")]
     page = Page(but(100, NO_BANK))
-    assert "By the mean, these disagree: without the bank -2.0 ± 0.0 points." in " ".join(report.summary(page).split())
-    assert "**not as in the paper**" in report.parts(page)
+    assert "By the mean, these disagree: without the bank -2.0 ± 0.0 points." in report.summary(page)["wrong"]
+    assert "**not as in the paper**" in {cell for row in report.part_rows(page) for cell in row}
 
 
 def test_bar_is_met_only_by_the_whole_interval() -> None:
@@ -111,10 +120,10 @@ def test_fixed_cluster_is_paid_for_completely() -> None:
 
 
 def test_two_numbers_conflict_if_no_set_meets_both() -> None:
-    late, points = conflicts.NUMBERS[:2]
+    late, points = report.NUMBERS[:2]
     assert (late.deviation(12.4), points.deviation(20.0), points.deviation(12.0)) == (0.0, 0.0, pytest.approx(0.2))
 
-    def found(ours: tuple[int, ...], theirs: tuple[int, ...]) -> conflicts.Pair:
+    def found(ours: tuple[int, ...], theirs: tuple[int, ...]) -> report.Pair:
         """Return a pair of numbers from the late jobs of our scheduler and of INFless in each set."""
         drawn = search(Book(GRID, made().runs)).drawn
         by_set = {choice.places: pair for choice, pair in zip(drawn, zip(ours, theirs, strict=True), strict=True)}
@@ -126,7 +135,7 @@ def test_two_numbers_conflict_if_no_set_meets_both() -> None:
             runs.append(kept)
         book = Book(GRID, runs)
         sets = [Evaluation(book, choice, GRID.search.seeds) for choice in drawn]
-        every = conflicts.pairs(sets, [0, 1], limit=0.25)
+        every = report.pairs(sets, [0, 1], limit=0.25)
         return next(pair for pair in every if pair.numbers == (late, points))
 
     apart = found((12, 30, 12), (2, 20, 3))
@@ -144,11 +153,11 @@ def test_page_shows_the_paper_and_our_results_side_by_side() -> None:
     assert "| without DelaySchedulable | +3.2 | +4.0 ± 0.0 | as in the paper | 1.16 |" in page
     assert "| llama-30b, the paper | 28.4 | 38.9 | 82.3 | 38.8 | 46.4 | 69.4 |" in page
     assert f"| {VICUNA[0].name} | 71.0 ± 0.3 | 56 | 25.0 ± 0.0, at most 50 | 11, at most 50 |" in page
-    assert len(report.summary(Page(made())).split("\n- ")) == 10
+    assert page.partition("\n\nThe paper is")[0].count("\n- ") == 10
 
 
 def test_record_reads_back_as_written(tmp_path: Path) -> None:
-    write_record(tmp_path / "record.json", made())
+    common.write_record(tmp_path / "record.json", made())
     assert read_record(tmp_path / "record.json") == made()
 
 
@@ -163,19 +172,20 @@ def test_record_without_a_run_is_refused() -> None:
 def test_evaluation_with_stored_runs_is_written_without_running(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = Runs(tmp_path / "runs", jobs=1)
+    runs = runs_in(tmp_path / "runs")
 
     def simulate(cases: list[Case]) -> list[Result]:
         found = [result(case, late=as_in_the_paper(case.system) + case.seed, held_s=1000.0) for case in cases]
         for case, each in zip(cases, found, strict=True):
-            runs.keep(case, each)
+            runs.found[case.name] = Run(case, common.RELEASE, each)
+        runs.write()
         return found
 
     book = Book(SMALL, simulate=simulate, smaller=QUICK_SMALLER)
     book.bring(judged_runs(search(book), SMALL))
-    before = set((tmp_path / "runs").iterdir())
+    before = (tmp_path / "runs" / "runs.json").read_bytes()
     assert main(["--quick", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "new")]) == 0
-    assert set((tmp_path / "runs").iterdir()) == before
+    assert (tmp_path / "runs" / "runs.json").read_bytes() == before
     page = (tmp_path / "new" / PAGE).read_text()
     for word in page.split("](")[1:]:
         assert (tmp_path / "new" / word.split(")")[0]).is_file()

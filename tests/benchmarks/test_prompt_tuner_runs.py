@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.papers.prompt_tuner.jobs import Bank
 from benchmarks.papers.prompt_tuner.scenarios import Case, System
-from benchmarks.papers.prompt_tuner.searching import Runs
+from benchmarks.papers.prompt_tuner.searching import runs_in, simulated
 from benchmarks.papers.prompt_tuner.simulate import simulate
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
@@ -35,41 +35,22 @@ def test_replicas_of_four_gpus_are_allocated_whole() -> None:
     assert found.held_s >= 4 * 20.0 * found.loads  # 20 s is the shortest load
 
 
-def test_finished_runs_are_skipped_and_incomplete_files_are_rerun(tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    cases = [case(seed=seed) for seed in (0, 1, 0)]
-    first = Runs(tmp_path, jobs=1).each(cases, tell=lambda *done: heard.append(done))
-    assert heard == [(1, 2), (2, 2)]
-    written = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(written) == 2
-    heard.clear()
-    again = Runs(tmp_path, jobs=1).each(cases, tell=lambda *done: heard.append(done))
-    assert heard == []
-    assert again == first
-    assert written == {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    path, _ = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:50])
-    third = Runs(tmp_path, jobs=1).each(cases, tell=lambda *done: heard.append(done))
-    assert [third[each].held_s for each in cases] == [first[each].held_s for each in cases]
-    assert heard == [(2, 2)]
-    assert path.stat().st_size > 50
-
-
 @pytest.mark.long
 def test_several_processes_give_the_same_results(tmp_path: Path) -> None:
     cases = [case(seed=seed) for seed in range(3)]
-    one = Runs(tmp_path / "one", jobs=1).each(cases, tell=lambda *_: None)
-    two = Runs(tmp_path / "two", jobs=2).each(cases, tell=lambda *_: None)
-    assert {each: result.held_s for each, result in one.items()} == {
-        each: result.held_s for each, result in two.items()
-    }
+    one, two = runs_in(tmp_path / "one"), runs_in(tmp_path / "two")
+    one.bring(cases, simulated)
+    two.bring(cases, simulated, jobs=2)
+    assert [one.found[each.name].result.held_s for each in cases] == [
+        two.found[each.name].result.held_s for each in cases
+    ]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_unknown_policy_stops_the_evaluation_and_names_its_case(jobs: int, tmp_path: Path) -> None:
     cases = [case(policy="nobody", seed=seed) for seed in range(2)]
     with pytest.raises(SimulationError, match="policy 'nobody' is not a policy") as raised:
-        Runs(tmp_path, jobs=jobs).each(cases, tell=lambda *_: None)
+        runs_in(tmp_path).bring(cases, simulated, jobs=jobs)
     assert "nobody" in str(raised.value)
     assert not isinstance(raised.value, DiedError)
     assert list(tmp_path.iterdir()) == []

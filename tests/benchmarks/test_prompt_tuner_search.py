@@ -5,11 +5,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from benchmarks.papers.prompt_tuner import grid as grids
-from benchmarks.papers.prompt_tuner.grid import Choice, read_grid
-from benchmarks.papers.prompt_tuner.record import Book
-from benchmarks.papers.prompt_tuner.scenarios import LITERAL, OURS, PARTS, TUNINGS, Case, System
-from benchmarks.papers.prompt_tuner.searching import Found, search
+from benchmarks.papers.prompt_tuner import scenarios as grids
+from benchmarks.papers.prompt_tuner.scenarios import LITERAL, OURS, PARTS, TUNINGS, Case, Choice, System, read_grid
+from benchmarks.papers.prompt_tuner.searching import Book, Found, search
 from benchmarks.papers.prompt_tuner.simulate import Result
 
 SEARCH = msgspec.structs.replace(read_grid().search, looked_at=3, finalists=2)

@@ -6,18 +6,20 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.papers.schedmate.failures.clusters import MPI, SCENARIOS, SLURM, labelled
-from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
-from benchmarks.papers.schedmate.failures.fault_types import (
+from benchmarks.papers.schedmate.failures.corpus import (
     CLUSTERS_SEED,
     INJECTED,
+    MPI,
     ON_CLUSTERS,
+    SLURM,
     SPLIT_SEED,
     TEST,
     TYPES,
+    FailedJob,
+    corpus,
     held_out,
+    read_recorded_runs,
 )
-from benchmarks.papers.schedmate.failures.recording import read_recorded_runs
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +55,3 @@ def test_recorded_cluster_logs_contain_no_machine_paths() -> None:
     text = "\n".join(line for run in read_recorded_runs() if run.program in (SLURM, MPI) for line in run.lines)
     assert not re.search(r"/(?:tmp|root|work|var/folders)/", text)
     assert socket.gethostname() not in text
-
-
-def test_every_scenario_was_recorded() -> None:
-    runs = Counter((run.fault, run.program) for run in read_recorded_runs() if run.program in (SLURM, MPI))
-    wanted = Counter((scenario.fault, scenario.program) for scenario in SCENARIOS)
-    assert runs == Counter({key: 3 * count for key, count in wanted.items()})
-
-
-def test_first_unusual_line_is_the_label() -> None:
-    lines = ["resuming from 3", "INFO:train:step 4 rank 0 loss 0.1", "", "srun: error: Node failure on n2", ""]
-    assert labelled("node_failure", SLURM, lines).truth == 3
-    assert labelled("", SLURM, lines[:2]).truth == -1

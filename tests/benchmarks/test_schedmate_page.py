@@ -5,14 +5,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.schedmate.scheduling import intervals, records, report, settings, simulate
-from benchmarks.papers.schedmate.scheduling.intervals import Interval
-from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
-from benchmarks.papers.schedmate.scheduling.simulate import OURS, Measures
-from benchmarks.papers.schedmate.scheduling.trace import missing
+from benchmarks.papers.schedmate.scheduling import report, settings, simulate
+from benchmarks.papers.schedmate.scheduling.simulate import (
+    OURS,
+    Case,
+    CaseResult,
+    ErrorFacts,
+    Measures,
+    WindowFacts,
+    missing,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
-KEPT = Records(FOLDER / "schedmate.json")
+KEPT = simulate.records(FOLDER / "schedmate.json")
 """Return the records from which the page and figures are made."""
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -33,7 +38,7 @@ def test_records_contain_every_case_and_every_window() -> None:
 
 @here
 def test_records_use_the_windows_of_the_trace() -> None:
-    assert KEPT.kept.windows == records.facts()
+    assert KEPT.kept.windows == simulate.facts()
 
 
 def test_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
@@ -42,9 +47,9 @@ def test_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def with_ratio(folder: Path, ratio: float) -> Records:
+def with_ratio(folder: Path, ratio: float) -> common.Store[Case, CaseResult]:
     """Return records in which our policy takes half the time of FIFO in one cluster, and `ratio` times in another."""
-    of = Records(folder / "schedmate.json")
+    of = simulate.records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
     ]
@@ -52,24 +57,28 @@ def with_ratio(folder: Path, ratio: float) -> Records:
         factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
         means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
         found = tuple(Measures(mean, 1.0, 1.0, 1.0, 0) for mean in means)
-        of.store.found[case.name] = CaseResult(case, common.RELEASE, 0.0, found)
+        of.found[case.name] = CaseResult(case, common.RELEASE, 0.0, found)
     of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in simulate.ERRORS}
     return of
 
 
+def bars(folder: Path, ratio: float) -> str:
+    return common.rows_text(report.bar_rows(report.Cells(with_ratio(folder, ratio))))
+
+
 def test_cluster_in_which_our_policy_is_worse_misses_the_bar(tmp_path: Path) -> None:
-    assert "| yes, in all 9 |" in report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
-    broken = report.bars(report.Cells(with_ratio(tmp_path, 1.4)))
+    assert "| yes, in all 9 |" in bars(tmp_path, 0.9)
+    broken = bars(tmp_path, 1.4)
     assert "**no**: `b`, load 0.6: 1.40 (1.40 to 1.40)" in broken
     assert "`a`" not in broken
 
 
 def test_tiresias_is_beaten_over_all_jobs_and_by_weeks(tmp_path: Path) -> None:
-    beaten = report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
+    beaten = bars(tmp_path, 0.9)
     assert "| 0.84 of Tiresias's (§5.3), at load 0.8 | 0.70" in beaten
     assert beaten.count("| yes |") == len(settings.LOADS)
     assert "not reproduced" not in beaten
-    slower = report.bars(report.Cells(with_ratio(tmp_path, 3.0)))
+    slower = bars(tmp_path, 3.0)
     assert slower.count("**not reproduced**") == len(settings.LOADS)
 
 
@@ -78,25 +87,25 @@ def test_interval_of_a_paired_ratio_is_narrower_than_of_its_parts() -> None:
     strata = ("a",) * 4 + ("b",) * 4
     ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
     theirs, jobs = [1.1 * each for each in ours], [1.0] * 8
-    mean = intervals.interval(intervals.pooled_mean(ours, jobs), strata)
-    ratio = intervals.interval(intervals.pooled_ratio(theirs, ours, jobs), strata)
+    mean = report.interval(report.pooled_mean(ours, jobs), strata)
+    ratio = report.interval(report.pooled_ratio(theirs, ours, jobs), strata)
     assert mean.high > 1.5 * mean.low
     assert (ratio.low, ratio.high) == (pytest.approx(1.1), pytest.approx(1.1))
     assert ratio.is_above_one
-    assert not Interval(1.1, 0.99, 1.2).is_above_one
+    assert not report.Interval(1.1, 0.99, 1.2).is_above_one
 
 
 def test_weeks_are_resampled_within_their_cluster_and_selection() -> None:
     strata = ("a", "b", "a", "b", "b")
-    for drawn in intervals.resamples(strata, (0, 1, 2, 3, 4))[:50]:
+    for drawn in report.resamples(strata, (0, 1, 2, 3, 4))[:50]:
         assert [strata[place] for place in drawn].count("a") == 2
-    assert {*intervals.resamples(strata, (1, 3)).flat} == {1, 3}
+    assert {*report.resamples(strata, (1, 3)).flat} == {1, 3}
 
 
 def test_means_weight_all_jobs_or_all_weeks_equally() -> None:
     ours, theirs, jobs, strata = [10.0, 100.0], [20.0, 100.0], [1.0, 9.0], ("a", "b")
     found = [
-        intervals.interval(of, strata).value
-        for of in (intervals.pooled_ratio(ours, theirs, jobs), intervals.mean_ratio(ours, theirs))
+        report.interval(of, strata).value
+        for of in (report.pooled_ratio(ours, theirs, jobs), report.mean_ratio(ours, theirs))
     ]
     assert found == pytest.approx([910 / 920, 0.5**0.5])

@@ -17,12 +17,23 @@ from benchmarks.baselines.loading import policy
 from benchmarks.baselines.shortest_first import fifo, shortest_first
 from benchmarks.baselines.tiresias import tiresias
 from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
-from benchmarks.papers.schedmate.scheduling.simulate import Case, call_of, completion_times_s, predictions
-from benchmarks.papers.schedmate.scheduling.trace import Job, Window, missing, windows, windows_of
+from benchmarks.papers.schedmate.scheduling.simulate import (
+    Case,
+    Job,
+    Window,
+    call_of,
+    completion_times_s,
+    missing,
+    predictions,
+    windows,
+    windows_of,
+)
 from stoker.chance import Stream
 from stoker.manager.core.seams import Policies
 
 here = pytest.mark.skipif(bool(missing()), reason=missing())
+
+OURS_RATIOS = errors.our_log_ratios()["estimates"]
 
 
 def jobs_of(*rows: tuple[float, float, int]) -> tuple[Job, ...]:
@@ -175,7 +186,9 @@ MANY = [float(each) for each in range(1, 20_001)]
 
 def test_injected_errors_have_their_share_and_a_zero_mean() -> None:
     for share in (settings.LUCID_SHARE, settings.PAPER_SHARE):
-        said = errors.with_share_under_100(share)(MANY, Stream(1, "errors"))
+        said = errors.lognormal(errors.spread_of(share), shift=errors.spread_of(share) ** 2 / 2)(
+            MANY, Stream(1, "errors")
+        )
         assert errors.share_under_100(MANY, said) == pytest.approx(share, abs=0.01)
     assert fmean(true / each for true, each in zip(MANY, said, strict=True)) == pytest.approx(1.0, abs=0.02)
 
@@ -191,12 +204,12 @@ def test_prediction_errors_match_those_on_the_page() -> None:
 
 
 def test_prediction_errors_are_drawn_from_the_measured_errors() -> None:
-    said = errors.ours()(MANY, Stream(3, "errors"))
+    said = errors.resampled(OURS_RATIOS)(MANY, Stream(3, "errors"))
     assert errors.share_under_100(MANY, said) == pytest.approx(0.954, abs=0.01)
     assert {round(math.log(each / true), 4) for true, each in zip(MANY, said, strict=True)} == {
         *errors.our_log_ratios()["estimates"]
     }
-    some = errors.ours(unknown_share=0.3)(MANY, Stream(3, "errors"))
+    some = errors.resampled(OURS_RATIOS, unknown_share=0.3)(MANY, Stream(3, "errors"))
     changed = [each for each, known in zip(some, said, strict=True) if each != known]
     assert len(changed) == pytest.approx(0.3 * len(MANY), rel=0.05)
     assert {*changed} == {10_000.5}, "the median"

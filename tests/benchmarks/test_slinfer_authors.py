@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.papers.slinfer import authors, data
+from benchmarks.papers.slinfer import authors
+from benchmarks.papers.slinfer import worlds as data
 from benchmarks.papers.slinfer.cases import SLINFER, SLLM_C, Case, run, system_of
 from benchmarks.papers.slinfer.worlds import Nodes
 from stoker.manager.sim.log import Happened

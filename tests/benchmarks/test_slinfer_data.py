@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.papers.slinfer import data
+from benchmarks.papers.slinfer import worlds as data
 from benchmarks.papers.slinfer.worlds import Nodes, elastic_world, limited_world
 from stoker.contexts.step_times import StepModel
 from stoker.manager.policies import default_policies

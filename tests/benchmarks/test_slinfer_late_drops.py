@@ -8,7 +8,7 @@ import pytest
 from core.builders import Cluster, recipe
 from policies import stubs
 
-from benchmarks.papers.slinfer.late_drops import LateDrops
+from benchmarks.papers.slinfer.sllm import LateDrops
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.policies import HottestFirst

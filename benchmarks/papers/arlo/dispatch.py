@@ -1,4 +1,7 @@
-"""Choose instances in the systems other than Arlo (`RuntimeQueues`), and simulate the example of Figure 4.
+"""Choose instances: by Algorithm 1 (`RuntimeQueues`) and as in the other systems; simulate the example of Figure 4.
+
+`RuntimeQueues` calls the policy's `choose_head` without I/O. A session uses `LoadIndex` of the core; a heap per runtime
+costs less for instances without slots.
 
 INFaaS uses the busiest instance that is long enough and has free capacity (§5). Variant 1: the instance can answer in
 time; all runtimes count. Variant 2: the shortest runtime with an instance where at most one request waits.
@@ -10,12 +13,92 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from random import Random
 
 import msgspec
 
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
-from stoker.manager.policies.arlo.dispatch import THRESHOLD
+from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, choose_head, load_thresholds_by_level
+
+_STALE = 4
+"""Heap entries per instance that trigger a cleanup of a level."""
+
+
+class _RuntimeLevel:
+    """The instances of one runtime in a heap, least loaded first."""
+
+    def __init__(self, length: int, capacity: int) -> None:
+        self.length = length
+        self.capacity = capacity
+        self.loads: dict[int, int] = {}
+        self._heap: list[tuple[int, int, int]] = []
+        self._pushed = 0
+
+    def set(self, instance: int, load: int) -> None:
+        self.loads[instance] = load
+        self._pushed += 1
+        if len(self._heap) > _STALE * len(self.loads):
+            self._heap = [(each, at, name) for at, (name, each) in enumerate(self.loads.items(), self._pushed)]
+            self._pushed += len(self._heap)
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (load, self._pushed, instance))
+
+    def head(self) -> tuple[int, int]:
+        """Return the least load and its instance."""
+        heap, loads = self._heap, self.loads
+        while True:
+            load, _, instance = heap[0]
+            if loads.get(instance) == load:
+                return load, instance
+            heappop(heap)
+
+
+class RuntimeQueues:
+    """Instances of every runtime by load. `runtimes`: increasing lengths in tokens, with capacities."""
+
+    def __init__(
+        self, runtimes: Sequence[tuple[int, int]], *, threshold: float = THRESHOLD, decay: float = DECAY,
+        peeked: int = PEEKED,
+    ) -> None:  # fmt: skip
+        self._lengths = [length for length, _ in runtimes]
+        if not runtimes or any(a >= b for a, b in zip(self._lengths, self._lengths[1:], strict=False)):
+            raise ValueError(f"runtimes have rising lengths, at least one: {self._lengths}")
+        self._levels: list[_RuntimeLevel] = [_RuntimeLevel(length, capacity) for length, capacity in runtimes]
+        self._level_of: dict[int, _RuntimeLevel] = {}
+        self._thresholds = load_thresholds_by_level(threshold=threshold, decay=decay, peeked=peeked)
+
+    def add(self, instance: int, runtime: int) -> None:
+        level = self._level_of[instance] = self._levels[runtime]
+        level.set(instance, 0)
+
+    def remove(self, instance: int) -> None:
+        del self._level_of.pop(instance).loads[instance]
+
+    def take(self, tokens: int) -> int:
+        chosen, _ = choose_head(self._heads(tokens), self._thresholds)
+        if chosen is None:
+            longest = max((level.length for level in self._level_of.values()), default=0)
+            raise ValueError(f"a request of {tokens} tokens, and the longest runtime takes {longest}")
+        level = self._level_of[chosen]
+        level.set(chosen, level.loads[chosen] + 1)
+        return chosen
+
+    def done(self, instance: int) -> None:
+        level = self._level_of[instance]
+        level.set(instance, level.loads[instance] - 1)
+
+    def load(self, instance: int) -> int:
+        return self._level_of[instance].loads[instance]
+
+    def _heads(self, tokens: int) -> Iterator[tuple[int, int, int]]:
+        """Yield load, capacity and head of each runtime that is long enough and has instances."""
+        levels = self._levels
+        for at in range(bisect_left(self._lengths, tokens), len(levels)):
+            level = levels[at]
+            if level.loads:
+                load, head = level.head()
+                yield load, level.capacity, head
 
 
 class LoadBuckets:
@@ -119,7 +202,7 @@ class RandomDispatcher:
         return self._loads[instance]
 
 
-Dispatcher = BucketDispatcher | RandomDispatcher | RuntimeQueues[int]
+Dispatcher = BucketDispatcher | RandomDispatcher | RuntimeQueues
 
 
 def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
@@ -172,10 +255,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def strategies() -> Iterator[tuple[str, Dispatcher]]:
-    yield "ILB", RuntimeQueues[int](RUNTIMES, peeked=1)
+    yield "ILB", RuntimeQueues(RUNTIMES, peeked=1)
     yield "IG", BucketDispatcher(RUNTIMES, inter_groups_greedy)
-    yield f"Algorithm 1, threshold {THRESHOLD}", RuntimeQueues[int](RUNTIMES)
-    yield f"Algorithm 1, threshold {PATIENT}", RuntimeQueues[int](RUNTIMES, threshold=PATIENT)
+    yield f"Algorithm 1, threshold {THRESHOLD}", RuntimeQueues(RUNTIMES)
+    yield f"Algorithm 1, threshold {PATIENT}", RuntimeQueues(RUNTIMES, threshold=PATIENT)
 
 
 def dispatch_outcome(dispatcher: Dispatcher) -> Outcome:

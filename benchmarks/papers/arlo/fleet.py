@@ -4,6 +4,8 @@ An instance answers requests one by one. A replaced instance finishes its reques
 second, like an added device. Target tracking (§4) adds a device for the longest runtime when the 98th percentile of
 recent requests reaches 95 % of the objective, and releases the least busy device below 50 % over a minute. ST, DT
 and INFaaS use the headroom of INFaaS (§5).
+
+`serve` is the event loop. Instances answer in order, so the end of a request is known at dispatch.
 """
 
 from __future__ import annotations
@@ -198,9 +200,7 @@ Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
 class Reallocation:
     """Arlo's Runtime Scheduler. In a run shorter than two periods the first allocation is in the middle."""
 
-    def __init__(
-        self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float
-    ) -> None:  # fmt: skip
+    def __init__(self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float) -> None:
         self._trace, self._fleet, self._agenda, self._allocation = trace, fleet, agenda, allocation
         self._replacements = Replacements(fleet)
         agenda.schedule(min(settings.PERIOD_S, for_s / 2), self._run)
@@ -263,16 +263,13 @@ class Headroom:
         needed = max(self._least, ceil(settings.HEADROOM * busy))
         if needed >= self._fleet.devices:
             self._enough_since = now
+        counts = self._fleet.counts
         for _ in range(needed - self._fleet.devices):
-            self._fleet.scale_up(self._scarcest(), now)
+            self._fleet.scale_up(min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime)), now)
         if now - self._enough_since >= settings.HEADROOM_STAYS_S:
             release_one(self._fleet, now, least=self._least)
             self._enough_since = now
         self._agenda.schedule(now + 1.0, self._run)
-
-    def _scarcest(self) -> int:
-        counts = self._fleet.counts
-        return min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime))
 
 
 def release_one(fleet: Fleet, now: float, *, least: int) -> None:
@@ -284,6 +281,48 @@ def release_one(fleet: Fleet, now: float, *, least: int) -> None:
     free = [found[0] for runtime, found in serving.items() if len(found) > (runtime == longest)]
     if free:
         fleet.release(min(free, key=fleet.dispatcher.load), now)
+
+
+class Served(msgspec.Struct):
+    """Latencies in order of arrival. `lost`: requests without an instance, or open at the end."""
+
+    latencies: list[float] = []
+    lost: int = 0
+
+
+def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupies: bool = False) -> None:
+    take, done = fleet.dispatcher.take, fleet.dispatcher.done
+    rows, free_at, serves = fleet.rows, fleet.free_at, fleet.serves
+    busy_s, after_s = (settings.OVERHEAD_S, 0.0) if occupies else (0.0, settings.OVERHEAD_S)
+    latencies = served.latencies
+    ends: list[tuple[float, int]] = [(inf, -1)]  # A sentinel keeps the heap non-empty.
+    work_s, next_at = 0.0, agenda.next_at
+
+    def end_until(now: float) -> None:
+        while ends[0][0] <= now:
+            instance = heappop(ends)[1]
+            if serves[instance]:
+                done(instance)
+
+    for now, tokens in zip(trace.times, trace.lengths, strict=True):
+        while next_at <= now:
+            end_until(next_at)
+            fleet.work_s = work_s
+            agenda.run_next()
+            next_at = agenda.next_at
+        end_until(now)
+        instance = take(tokens)
+        took = rows[instance][tokens] + busy_s
+        begins = free_at[instance]
+        end = (begins if begins > now else now) + took
+        free_at[instance] = end
+        work_s += took
+        heappush(ends, (end, instance))
+        latencies.append(end - now + after_s)
+    fleet.work_s = work_s
+    end_until(max(free_at))
+    outstanding = sum(fleet.dispatcher.load(instance) for instance, is_there in enumerate(serves) if is_there)
+    served.lost = len(trace.times) - len(latencies) + outstanding
 
 
 def percentile(rising: Sequence[float], share: float) -> float:

@@ -6,30 +6,30 @@ also answers the requests of Figure 6a; the first minute does not count.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
+from benchmarks.papers.arlo.dispatch import RuntimeQueues
 from benchmarks.papers.arlo.fleet import percentile, runtime_demands
-from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
-from benchmarks.papers.common import RELEASE, Store, json_lines, read_results, write_bytes
+from benchmarks.papers.common import RELEASE, Store, fixed_source, say
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EachCall, EventLog, LibraryPlace
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import of_lengths
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
-from stoker.protocol.blocks import Rule
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.protocol.calls import CallSpec, Objective
 from stoker.site import Duration, Size
 
@@ -71,48 +71,40 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def _solve(devices: int, runtimes: int) -> SolvingTime:
-    rng = Random(f"{devices} {runtimes}")
-    seconds, loads = zip(*(_solve_once(devices, runtimes, rng) for _ in range(REPEATS)), strict=True)
-    return SolvingTime(devices, runtimes, seconds, loads)
-
-
-def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]:
-    while True:
+    rng, (short, long) = Random(f"{devices} {runtimes}"), read_lengths()
+    found: list[tuple[float, float]] = []
+    while len(found) < REPEATS:
         share = rng.uniform(0.1, 0.5)
-        short, long = read_lengths()
         lengths = [rng.choice(long if rng.random() < share else short) for _ in range(_LENGTHS)]
         load = rng.uniform(*LOADS)
         rate = load * devices / SLOWEST.mean_s(lengths, runtimes)
         wanted = runtime_demands(lengths, rate, lengths_of(runtimes), SLOWEST)
         began = time.process_time()
-        try:
+        with contextlib.suppress(NotEnoughDevicesError):
             allocate(devices, wanted)
-        except NotEnoughDevicesError:
-            continue
-        return round(time.process_time() - began, 5), round(load, 3)
+            found.append((round(time.process_time() - began, 5), round(load, 3)))
+    seconds, loads = zip(*found, strict=True)
+    return SolvingTime(devices, runtimes, seconds, loads)
 
 
 def _dispatch_ms(instances: int, peeked: int) -> float:
     rng = Random(f"{instances}")
-    queues = RuntimeQueues[int]([(length, SLOWEST.capacity(length)) for length in lengths_of(LEVELS)], peeked=peeked)
+    queues = RuntimeQueues([(length, SLOWEST.capacity(length)) for length in lengths_of(LEVELS)], peeked=peeked)
     for instance in range(instances):
         queues.add(instance, instance % LEVELS)
     lengths = [rng.choice(pool) for _ in range(_LENGTHS) for pool in read_lengths()]
     room = sum(SLOWEST.capacity(length) for length in lengths_of(LEVELS)) * instances // LEVELS
     for _ in range(int(FULL * room)):
         queues.take(rng.choice(lengths))
-    return statistics.median(
-        _burst_ms(queues, [rng.choice(lengths) for _ in range(2 * instances)]) for _ in range(BURSTS)
-    )
-
-
-def _burst_ms(queues: RuntimeQueues[int], lengths: list[int]) -> float:
-    began = time.process_time()
-    taken = [queues.take(tokens) for tokens in lengths]
-    spent = time.process_time() - began
-    for instance in taken:
-        queues.done(instance)
-    return 1000 * spent
+    spent_ms = []
+    for _ in range(BURSTS):
+        burst = [rng.choice(lengths) for _ in range(2 * instances)]
+        began = time.process_time()
+        taken = [queues.take(tokens) for tokens in burst]
+        spent_ms.append(1000 * (time.process_time() - began))
+        for instance in taken:
+            queues.done(instance)
+    return statistics.median(spent_ms)
 
 
 DEVICES, BEGINS_S = 10, 60.0
@@ -153,32 +145,25 @@ class _Latencies(EachCall):
 
 def compare(seed: int, rate: float) -> Deployed:
     profile, workload = LatencyProfile("base"), Workload(rate, ENDS_S[rate], seed)
-    trace = trace_of(workload)
-    run = Simulation(_world(profile), of_lengths(_world(profile), _arrivals(trace, profile)), arlo(tracks=False))
+    trace, wanted = trace_of(workload), Objective(latency_s=profile.slo_s)
+    pairs = zip(trace.times, trace.lengths, strict=True)
+    arrivals = (Arrival(at, "bert", input_length=tokens, objective=wanted) for at, tokens in pairs)
+    run = Simulation(_world(profile), of_lengths(_world(profile), arrivals), arlo(tracks=False))
     log = run.calls_log = _Latencies()
     outcome = run.run()
     if outcome.failed or not outcome.complete:
         raise ValueError(f"calls of the session failed: {outcome.failed}")
     rising = sorted(latency for came_at, latency in log.found if came_at >= BEGINS_S)
+    first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
+    times = [time - BEGINS_S for time in trace.times[first:]]
+    later = Trace(times, trace.lengths[first:], trace.lengths[:first])
     return Deployed(
         seed, rate, RELEASE, len(rising),
         mean_ms=round(1000 * sum(rising) / len(rising), 4),
         p98_ms=round(1000 * percentile(rising, 0.98), 4),
         late=round(sum(latency > profile.slo_s for latency in rising) / len(rising), 6),
-        model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), _shifted_trace(trace)),
+        model=simulate(Case(within_capacity(ARLO), profile, DEVICES, workload), later),
     )  # fmt: skip
-
-
-def _shifted_trace(trace: Trace) -> Trace:
-    first = next(at for at, time in enumerate(trace.times) if time >= BEGINS_S)
-    times = [time - BEGINS_S for time in trace.times[first:]]
-    return Trace(times, trace.lengths[first:], trace.lengths[:first])
-
-
-def _arrivals(trace: Trace, profile: LatencyProfile) -> Iterator[Arrival]:
-    wanted = Objective(latency_s=profile.slo_s)
-    for at, tokens in zip(trace.times, trace.lengths, strict=True):
-        yield Arrival(at, "bert", input_length=tokens, objective=wanted)
 
 
 def _world(profile: LatencyProfile) -> World:
@@ -189,60 +174,41 @@ def _world(profile: LatencyProfile) -> World:
         )
         for tokens in lengths_of(8)
     }  # fmt: skip
-    pool = SourceModel(
-        "pool", "gpu", capacity=DEVICES, max_blocks=DEVICES, init_blocks=DEVICES, keep_pending=DEVICES, rule=Rule.FIXED
-    )
+    pool = replace(fixed_source("pool", "gpu", DEVICES), keep_pending=DEVICES)
     delays = Delays(message_s=Duration(_MESSAGE_S))
     return World(devices={"gpu": DeviceKind(Size(24 * _GB))}, sources=(pool,), contexts=contexts, delays=delays)
 
 
-class _Kept(msgspec.Struct):
+class Kept(msgspec.Struct):
+    """The record of the page."""
+
     measured: Measured | None = None
     deployed: list[Deployed] = []
     runs: list[Result] = []
 
 
-class Records:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        kept = read_results(path, _Kept) or _Kept()
-        self.measured, self.deployed = kept.measured, kept.deployed
-        self.store: Store[Case, Result] = Store(kept.runs, write=self._write)
-        self.get = self.store.get
+def records(path: Path) -> Store[Case, Result]:
+    return Store(path, Kept)
 
-    def measure(self, *, tell: Callable[[str], None]) -> None:
-        if self.measured is None or self.measured.release != RELEASE:
-            tell("Table 2 and Figure 9")
-            self.measured = Measured(
-                RELEASE,
-                [_solve(devices, runtimes) for devices, runtimes in SIZES],
-                [
-                    DispatchTime(n, 2 * n, peeked, round(_dispatch_ms(n, peeked), 3))
-                    for n in INSTANCES
-                    for peeked in PEEKED
-                ],
-            )
-            self._write()
 
-    def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
-        known = {(each.seed, each.rate) for each in self.deployed if each.release == RELEASE}
-        for seed, rate in product((*settings.SEEDS, *settings.FRESH_SEEDS), ENDS_S):
-            if (seed, rate) not in known:
-                tell(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
-                others = [each for each in self.deployed if (each.seed, each.rate) != (seed, rate)]
-                self.deployed = sorted([*others, compare(seed, rate)], key=lambda each: (each.rate, each.seed))
-                self._write()
+def measure(store: Store[Case, Result]) -> None:
+    """Measure Table 2 and Figure 9, once per release."""
+    if store.kept.measured is None or store.kept.measured.release != RELEASE:
+        say("Table 2 and Figure 9")
+        solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
+        dispatching = [
+            DispatchTime(n, 2 * n, peeked, round(_dispatch_ms(n, peeked), 3)) for n in INSTANCES for peeked in PEEKED
+        ]
+        store.kept.measured = Measured(RELEASE, solving, dispatching)
+        store.write()
 
-    def _write(self) -> None:
-        measured, deployed = (
-            msgspec.json.encode(each, order="deterministic") for each in (self.measured, self.deployed)
-        )
-        lines = (
-            b'{"measured": ',
-            measured,
-            b',\n"deployed": ',
-            deployed,
-            b',\n"runs": [',
-            json_lines(self.store.in_order()),
-        )
-        write_bytes(self._path, b"".join((*lines, b"]}\n")))
+
+def compare_deployed(store: Store[Case, Result]) -> None:
+    """Compare session and model with each seed and rate, once per release."""
+    for seed, rate in product((*settings.SEEDS, *settings.FRESH_SEEDS), ENDS_S):
+        found = {(each.rate, each.seed): each for each in store.kept.deployed}
+        if (rate, seed) not in found or found[rate, seed].release != RELEASE:
+            say(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
+            found[rate, seed] = compare(seed, rate)
+            store.kept.deployed = [found[key] for key in sorted(found)]
+            store.write()

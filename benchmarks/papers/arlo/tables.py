@@ -12,26 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from benchmarks.papers.arlo import cases as runs
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.cases import (
-    ARLO,
-    ARLO_EVEN,
-    ARLO_GLOBAL,
-    ARLO_IG,
-    ARLO_ILB,
-    DT,
-    DT_RANDOM,
-    INFAAS,
-    INFAAS_SHORT,
-    ST,
-    ST_RANDOM,
-    Case,
-    within_capacity,
-)
+from benchmarks.papers.arlo.cases import ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB, DT, INFAAS, INFAAS_SHORT, Case
 from benchmarks.papers.arlo.workload import LatencyProfile, Workload, make_trace, read_lengths
 
 DT_, INFAAS_, ST_ = "DT", "INFaaS", "ST"
-READINGS: dict[str, tuple[str, ...]] = {ST_: (ST,), DT_: tuple(DT.values()), INFAAS_: (INFAAS, INFAAS_SHORT)}
+READINGS: dict[str, tuple[str, ...]] = {ST_: (runs.ST,), DT_: tuple(DT.values()), INFAAS_: (INFAAS, INFAAS_SHORT)}
 # Percent by which Arlo reduces mean and 98th percentile ("up to": larger number of two streams).
 MEAN_LESS: dict[str, dict[str, float]] = {
     "6a": {ST_: 70.3, DT_: 23.7, INFAAS_: 24.9},
@@ -58,15 +45,15 @@ TABLE_4: dict[int, dict[str, tuple[float, float]]] = {  # mean and p98 by GPUs
     1000: {ARLO_ILB: (76.23, 419.04), ARLO_IG: (172.00, 990.29), ARLO: (76.09, 408.79)},
 }
 
-ARLOS = (ARLO, within_capacity(ARLO))
-MAIN = (ST, *DT.values(), INFAAS, INFAAS_SHORT, *ARLOS)
+ARLOS = (ARLO, runs.within_capacity(ARLO))
+MAIN = (runs.ST, *DT.values(), INFAAS, INFAAS_SHORT, *ARLOS)
 STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, *ARLOS)
 """Systems whose latency depends on the drift of lengths."""
 BASE = LatencyProfile("base")
 LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
 SLOWEST = LARGE[-1]
 """Model of Table 3 and Figure 11."""
-RANDOM = (ST_RANDOM, DT_RANDOM, *ARLOS)
+RANDOM = (runs.ST_RANDOM, runs.DT_RANDOM, *ARLOS)
 """Systems in tables with random dispatch for ST and DT."""
 RANDOM_FIGURES = {
     "6a": ("stable", BASE),
@@ -75,14 +62,14 @@ RANDOM_FIGURES = {
     "10b": ("mildly bursty", SLOWEST),
 }
 """Arrivals and models. Bert-Large has the grid latency at which the mean of ST is nearest to the paper."""
-RANDOM_READINGS = {ST_: ST_RANDOM, DT_: DT_RANDOM}
+RANDOM_READINGS = {ST_: runs.ST_RANDOM, DT_: runs.DT_RANDOM}
 RANDOM_OF = {ours: theirs for theirs, ours in RANDOM_READINGS.items()}
 RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 LEAST_8 = (1, settings.FIRST_DEVICES)
 """Minimum devices in Figure 8, with and without release of the first devices."""
-ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO, within_capacity(ARLO_GLOBAL), within_capacity(ARLO))
+ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO, runs.within_capacity(ARLO_GLOBAL), runs.within_capacity(ARLO))
 _STRATEGIES_4 = (ARLO_ILB, ARLO_IG, ARLO)
-DISPATCHES_4 = (*_STRATEGIES_4, *map(within_capacity, _STRATEGIES_4))
+DISPATCHES_4 = (*_STRATEGIES_4, *map(runs.within_capacity, _STRATEGIES_4))
 COUNTS_11 = (2, 4, 8, 16)
 LOWER_LOADS, LOWER_SEED = (0.50, 0.55, 0.60), 7
 TRACES_4 = {
@@ -120,11 +107,11 @@ def rate_at(utilization: float) -> float:
 
 
 def figure_8() -> list[Case]:
-    found = []
+    devices, found = settings.FIRST_DEVICES, []
     for profile, least, system in product((LARGE[0], SLOWEST), LEAST_8, MAIN):
-        rate = float(round(settings.FIRST_DEVICES / profile.static_s(512)))
+        rate = float(round(devices / profile.static_s(512)))
         workload = Workload(rate, 600.0, settings.SEEDS[0], "bursty", swings=True)
-        found.append(Case(system, profile, settings.FIRST_DEVICES, workload, least=least))
+        found.append(Case(system, profile, devices, workload, least=least))
     return found
 
 
@@ -139,8 +126,8 @@ def of_trace_4(devices: int) -> list[Case]:
 
 def rated_seconds(pattern: str) -> list[Case]:
     rate, _, _ = TRACES_4[25]
-    systems, profiles = map(within_capacity, _STRATEGIES_4), [LatencyProfile("large", ms) for ms in settings.RATED_MS]
-    return _grid(systems, 25, (rate,), 300.0, pattern, seeds=settings.FRESH_SEEDS[:1], profiles=profiles)
+    profiles = [LatencyProfile("large", ms) for ms in settings.RATED_MS]
+    return _grid(DISPATCHES_4[3:], 25, (rate,), 300.0, pattern, seeds=settings.FRESH_SEEDS[:1], profiles=profiles)
 
 
 def random_dispatch(figure: str) -> list[Case]:
@@ -157,20 +144,15 @@ def lower_loads() -> list[Case]:
 
 def apart_4(name: str) -> list[Case]:
     (pattern, drift), (rate, for_s, _) = APART_4[name], TRACES_4[25]
-    systems = map(within_capacity, _STRATEGIES_4)
-    return _grid(systems, 25, (rate,), for_s, pattern, seeds=_ONE, profiles=LARGE[-2:], drift=drift)
+    return _grid(DISPATCHES_4[3:], 25, (rate,), for_s, pattern, seeds=_ONE, profiles=LARGE[-2:], drift=drift)
 
 
 def against_st() -> list[Case]:
     faster = [LatencyProfile("large", each) for each in FASTER_6B_MS]
-    return [
-        *_grid((ST, ARLO), 10, (1500.0,), 150.0, seeds=_ONE, profiles=faster),
-        *(
-            case
-            for for_s in LONGER_10B_S
-            for case in _grid((ST, ARLO), 300, (25_000.0,), for_s, "bursty", seeds=_ONE, profiles=(SLOWEST,))
-        ),
-    ]
+    cases = _grid((runs.ST, ARLO), 10, (1500.0,), 150.0, seeds=_ONE, profiles=faster)
+    for for_s in LONGER_10B_S:
+        cases += _grid((runs.ST, ARLO), 300, (25_000.0,), for_s, "bursty", seeds=_ONE, profiles=(SLOWEST,))
+    return cases
 
 
 FIXED: dict[str, Callable[[], list[Case]]] = {
@@ -183,12 +165,8 @@ FIXED: dict[str, Callable[[], list[Case]]] = {
 
 def experiments() -> list[Case]:
     """Return runs that isolate causes of misses."""
-    still = [
-        replace(case, workload=replace(case.workload, drift=0.0))
-        for figure in FIXED.values()
-        for case in figure()
-        if case.workload.seed == settings.SEEDS[0] and case.system in STILL
-    ]
+    first = [case for figure in FIXED.values() for case in figure() if case.workload.seed == settings.SEEDS[0]]
+    still = [replace(case, workload=replace(case.workload, drift=0.0)) for case in first if case.system in STILL]
     apart = [case for one in APART_4 for case in apart_4(one)]
     busy = _grid(MAIN, 10, (1000.0,), 360.0, seeds=_ONE, occupies=True)
     return [*still, *busy, *lower_loads(), *apart, *against_st()]

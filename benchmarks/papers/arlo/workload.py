@@ -16,7 +16,7 @@ from random import Random
 
 import msgspec
 
-from benchmarks.harness import ROOT
+from benchmarks.papers import common
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.settings import BASE_MS, SLO_S
 
@@ -29,15 +29,6 @@ RATIO_20 = 4.28
 _WITHIN_STEP = (1 - RATIO["base"] / RATIO_20) * STEP / (STEP - 20)
 INFLATION = 1.22, 3.56
 """Minimum and maximum inflation by dynamic compilation (§2.2)."""
-
-
-def inflation(shape: str, tokens: int) -> float:
-    least, most = INFLATION
-    along = (tokens - 1) / (LONGEST - 1)
-    if shape == "flat":
-        return least
-    most = settings.MILD_INFLATION if shape == "mild" else most
-    return least + (most - least) * (1 - along if shape == "falling" else along)
 
 
 class LatencyProfile(msgspec.Struct, frozen=True):
@@ -56,7 +47,10 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         return self.longest_ms / 1000 * at_step * (1 - _WITHIN_STEP * below)
 
     def dynamic_s(self, tokens: int, shape: str) -> float:
-        return self.static_s(tokens) * inflation(shape, tokens)
+        """Return the seconds with an inflation that is flat, rises or falls with the length."""
+        (least, most), along = INFLATION, (tokens - 1) / (LONGEST - 1)
+        most = {"flat": least, "mild": settings.MILD_INFLATION}.get(shape, most)
+        return self.static_s(tokens) * (least + (most - least) * (1 - along if shape == "falling" else along))
 
     def capacity(self, tokens: int) -> int:
         return max(1, int(self.slo_s / self.static_s(tokens)))
@@ -71,7 +65,7 @@ def lengths_of(runtimes: int) -> tuple[int, ...]:
     return tuple(LONGEST * (number + 1) // runtimes for number in range(runtimes))
 
 
-LENGTHS = ROOT.parent / "shared" / "data" / "lengths" / "tweet_token_lengths.csv.gz"
+LENGTHS = common.DATA / "lengths" / "tweet_token_lengths.csv.gz"
 LONG_ROWS_FROM = 100_000
 EARLIER = 20_000
 """Number of lengths drawn for the first allocation."""
@@ -104,7 +98,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def missing() -> str:
-    return "" if LENGTHS.is_file() else f"the lengths of tweets are not here: {LENGTHS}"
+    return common.missing(LENGTHS, "the lengths of tweets are")
 
 
 @lru_cache(maxsize=1)

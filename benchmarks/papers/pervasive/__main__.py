@@ -6,25 +6,19 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from benchmarks.harness import Clock
 from benchmarks.papers import common
-from benchmarks.papers.pervasive import drawing, fit, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive import drawing, fit, paper, predict, report
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.predict import Found
 
 PAGE, PARAMETERS, RECORD = "context-paper.md", "context-paper-parameters.json", "context-paper.json"
-_STARTS_PER_FIT, _QUICK_STARTS = 5, 4
 _FEWEST = paper.RUNS[0].batch
 """Inferences per call in a quick run, because smaller sizes need 150,000 calls."""
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -36,84 +30,67 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    ask = common.options(
-        "pervasive", __doc__,
+    return common.reproduce(
+        "pervasive", PAGE, __doc__, _reproduce, arguments, check=_check,
         fits={"type": common.number_parser(most=500), "default": 24, "help": "parameter sets to predict with [24]"},
-        jobs=None, out=None,
+        jobs={}, out={},
         keep_fits={"action": "store_true", "help": f"predict with the sets in {PARAMETERS}, and do not search"},
-        page_only=None, quick=None,
+        page_only={}, quick={},
     )  # fmt: skip
-    asked = common.parse_options(ask, arguments)
+
+
+def _check(ask: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
     if asked.quick and asked.keep_fits:
         ask.error("--quick and --keep-fits exclude each other; give one")
-    asked.kept = _read_parameter_sets(ask, asked.out / PARAMETERS) if asked.keep_fits else None
-    again = f"; --keep-fits continues with {asked.out / PARAMETERS}" if (asked.out / PARAMETERS).exists() else ""
-    return common.exit_status(lambda: _reproduce(asked), stopped=f"the page is unchanged{again}")
-
-
-def _read_parameter_sets(ask: argparse.ArgumentParser, path: Path) -> Kept:
+    path, asked.kept = asked.out / PARAMETERS, None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        if asked.keep_fits:
+            asked.kept = msgspec.json.decode(path.read_bytes(), type=Kept)
     except OSError as error:
         ask.error(f"--keep-fits: {path} cannot be read ({error.strerror}); leave --keep-fits out to search for sets")
     except msgspec.DecodeError as error:
         ask.error(f"--keep-fits: {path} has no parameter sets: {error}")
 
 
-def _reproduce(asked: argparse.Namespace) -> int:
-    asked.out.mkdir(parents=True, exist_ok=True)
+def _reproduce(asked: argparse.Namespace) -> str:
     if not asked.page_only:
         clock = Clock("python -m benchmarks.papers.pervasive" + (" --keep-fits" if asked.keep_fits else ""))
-        kept: Kept = asked.kept or _search_parameter_sets(asked)
+        kept = asked.kept
+        if kept is None:
+            starts = 4 if asked.quick else 5 * asked.fits
+            found = [
+                each for some in common.run_all("searches", fit.search, range(starts), jobs=asked.jobs) for each in some
+            ]
+            sets = fit.choose_fits(found, 1 if asked.quick else asked.fits)
+            kept = Kept(starts, sets, time.strftime("%Y-%m-%d"))
         if not kept.fits:
-            common.say(f"none of {kept.starts} searches found a set with all errors under {fit.CLOSE:.0%}")
-            return 1
+            raise ValueError(f"none of {kept.starts} searches found a set with all errors under {fit.CLOSE:.0%}")
         text = msgspec.json.format(msgspec.json.encode(kept), indent=1)
         common.write_bytes(asked.out / PARAMETERS, text + b"\n")  # Write the parameters before the first prediction.
-        write_record(asked.out / RECORD, _predict(asked, kept, clock))
-    common.write_page(asked.out / PAGE, report.write(read_record(asked.out / RECORD)))
-    return 0
+        common.write_record(asked.out / RECORD, _predict(asked, kept, clock).without_looks())
+    return report.write(read_record(asked.out / RECORD))
 
 
 def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
     first, every = kept.fits[0].parameters, [each.parameters for each in kept.fits]
     runs = [run for run in paper.RUNS if run.batch >= _FEWEST or not asked.quick]
-    simulated = _run_all(
-        "Figures 6 and 7", functools.partial(predict.simulate_static_run, first), runs, jobs=asked.jobs
+    simulate = functools.partial(predict.simulate_static_run, first)
+    simulated = tuple(zip(runs, common.run_all("Figures 6 and 7", simulate, runs, jobs=asked.jobs), strict=True))
+    predict_one = functools.partial(predict.predictions, quick=asked.quick)
+    predicted = tuple(map(tuple, common.run_all("Figures 8 and 9", predict_one, every, jobs=asked.jobs)))
+    shared = tuple(common.run_all("neighbours", predict.simulate_shared_disks, every, jobs=asked.jobs))
+    found = Found(
+        clock.facts(), kept.starts, kept.fits, simulated, predicted, shared, kept.searched, caption=predict.CAPTION
     )
-    predict_one = predict.quick_predictions if asked.quick else predict.all_predictions
-    predicted = tuple(map(tuple, _run_all("Figures 8 and 9", predict_one, every, jobs=asked.jobs)))
-    shared = tuple(_run_all("neighbours", predict.simulate_shared_disks, every, jobs=asked.jobs))
-    together = tuple(zip(runs, simulated, strict=True))
-    found = Found(clock.facts(), kept.starts, kept.fits, together, predicted, shared, kept.searched, panels=True)
     drawing.draw_figures(asked.out, found.fits, found.simulated, found.predictions)
     if not asked.quick:
-        for name, content in scenario_files.scenario_texts(first).items():
-            (scenario_files.FOLDER / name).write_text(content)
+        for name, content in predict.scenario_texts(first).items():
+            (predict.FOLDER / name).write_text(content)
     return found
-
-
-def write_record(path: Path, found: Found) -> None:
-    common.write_parts(path, msgspec.to_builtins(found.without_looks()))
 
 
 def read_record(path: Path) -> Found:
     return msgspec.json.decode(path.read_bytes(), type=Found)
-
-
-def _search_parameter_sets(asked: argparse.Namespace) -> Kept:
-    count, starts = (1, _QUICK_STARTS) if asked.quick else (asked.fits, _STARTS_PER_FIT * asked.fits)
-    starts = max(starts, _QUICK_STARTS)
-    found = [each for some in _run_all("searches", fit.search, range(starts), jobs=asked.jobs) for each in some]
-    return Kept(starts, fit.choose_fits(found, count), time.strftime("%Y-%m-%d"))
-
-
-def _run_all(what: str, do: Callable[[_T], _R], todo: Sequence[_T], *, jobs: int) -> list[_R]:
-    tell, found = common.progress_printer(what), {}
-    for number, (place, result) in enumerate(common.run_tasks(do, todo, jobs=jobs), 1):
-        found[place] = result
-        tell(number, len(todo))
-    return [found[place] for place in range(len(todo))]
 
 
 if __name__ == "__main__":

@@ -1,34 +1,44 @@
-"""Compare predicted numbers with the paper.
+"""Compare predicted numbers of Figures 8 and 9 with the paper.
 
 The ratio of Figure 8 divides full by partial runs with equal parameters, call size and first loss. The section on
 Figure 9 compares completed inferences with capacity.
+
+Figure 6 gives the rate of all GPUs, and the text gives the time of each loss, so the result of Figure 8 is linear in
+the share of TITANs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from statistics import median
+from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks.papers.pervasive import paper, worlds
+from benchmarks.papers.pervasive import fit, paper, predict, worlds
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.predict import (
-    BATCH,
-    BATCHES,
-    KEPT_VARIANTS,
-    NONE_LOST,
-    Distance,
-    Found,
-    Prediction,
-    range_text,
-)
-from benchmarks.tables import head, paragraph, row
+from benchmarks.papers.pervasive.predict import BATCH, BATCHES, NONE_LOST, Found, Prediction, Shared, range_text
 from stoker.contexts.recipe import Awareness
+
+Predicted = Iterable[Sequence[Prediction]]
+"""Predictions by parameter set."""
+Rows = Iterator[list[str]]
 
 
 def awareness_name(awareness: Awareness) -> str:
     return f"{NAMES[awareness]} (`{worlds.POLICIES[awareness]}`)"
+
+
+def distance_outside(said: float, values: Sequence[float]) -> float:
+    nearest = min(max(said, min(values)), max(values))
+    return abs(nearest / said - 1.0)
+
+
+def verdict_text(said: float, values: Sequence[float]) -> str:
+    if off := distance_outside(said, values):
+        return f"**outside** by {off:.1%}"
+    return "inside, at its end" if said in (min(values), max(values)) else "inside"
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -52,36 +62,21 @@ class Claim(msgspec.Struct, frozen=True):
     text: str = ""
     unit: str = ""
 
-    def values(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> list[float]:
+    def values(self, rows: Predicted, *, batch: int) -> list[float]:
         return [one.value for each in rows for one in self._predictions_in(each, batch)]
 
-    def variants(self, rows: Iterable[Sequence[Prediction]], *, batch: int) -> list[Variant]:
+    def variants(self, rows: Predicted, *, batch: int) -> list[Variant]:
         found: dict[str, list[float]] = {}
         for each in rows:
             for one in self._predictions_in(each, batch):
                 found.setdefault(one.variant, []).append(one.value)
         return [Variant(name, min(values), max(values)) for name, values in found.items()]
 
-    def distance_outside(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> float:
+    def distance_outside(self, rows: Predicted, *, batch: int) -> float:
         return distance_outside(self.said, self.values(rows, batch=batch))
 
-    def verdict(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> str:
-        return verdict_text(self.said, self.values(rows, batch=batch))
-
     def _predictions_in(self, row: Sequence[Prediction], batch: int) -> list[Prediction]:
-        return [one for one in row if one.is_prediction_of(self.figure, self.awareness) and batch in (0, one.batch)]
-
-
-def distance_outside(said: float, values: Sequence[float]) -> float:
-    nearest = min(max(said, min(values)), max(values))
-    return abs(nearest / said - 1.0)
-
-
-def verdict_text(said: float, values: Sequence[float]) -> str:
-    """Return whether the number is inside the interval."""
-    if off := distance_outside(said, values):
-        return f"**outside** by {off:.1%}"
-    return "inside, at its end" if said in (min(values), max(values)) else "inside"
+        return [one for one in row if one.is_prediction_of(self.figure, self.awareness) and one.batch == batch]
 
 
 CLAIMS = (
@@ -91,12 +86,75 @@ CLAIMS = (
     Claim("9b", Awareness.FULL, "9b, up to 186 GPUs: seconds", paper.FIGURE_9B_S, paper.FIGURE_9B_TEXT, " s"),
 )
 PARTIAL, FULL = CLAIMS[:2]
+SAID = FULL.said / PARTIAL.said
 
 
-SAID = paper.FIGURE_8[Awareness.FULL] / paper.FIGURE_8[Awareness.DISK]
+def decision_text(claim: Claim, name: str) -> str:
+    """Return text that says if a variant of Figure 9 was written before or after the answer was known."""
+    if not claim.figure.startswith("9"):
+        return ""
+    return f": {'kept' if name in predict.KEPT_VARIANTS else 'written'} when the answer was known"
 
 
-def pairs(rows: Iterable[Sequence[Prediction]], *, batch: int, none_lost: bool = False) -> dict[str, list[float]]:
+def count_including_variants(claim: Claim, variants: Sequence[Variant]) -> str:
+    return f"{sum(variant.includes(claim.said) for variant in variants)} of {len(variants)}"
+
+
+def figure_8_text(found: Found) -> str:
+    missed = {
+        batch: [
+            f"{NAMES[claim.awareness]} by {off:.1%}"
+            for claim in (PARTIAL, FULL)
+            if (off := claim.distance_outside(found.predictions, batch=batch))
+        ]
+        for batch in BATCHES
+    }
+    whole = [f"{batch:,}" for batch in BATCHES if not missed[batch]]
+    said = f"Both numbers of Figure 8 are inside in calls of {' and '.join(whole)}"
+    said = said if whole else "No size of calls puts both numbers of Figure 8 inside"
+    misses = [f"calls of {batch:,} miss {' and '.join(those)}" for batch, those in missed.items() if those]
+    return f"{said}{': ' if misses else ''}{', '.join(misses)}."
+
+
+def interval_rows(found: Found) -> Rows:
+    for claim in CLAIMS:
+        for batch in BATCHES:
+            near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)
+            yield [
+                claim.words, f"{batch:,}", f"{claim.said:,.0f}", range_text(near), verdict_text(claim.said, near),
+                range_text(every), f"{median(every):,.0f}", verdict_text(claim.said, every),
+                count_including_variants(claim, claim.variants(found.predictions, batch=batch)),
+            ]  # fmt: skip
+
+
+def including_variants_rows(found: Found) -> Rows:
+    for claim in CLAIMS:
+        for batch in BATCHES:
+            variants = claim.variants(found.predictions, batch=batch)
+            held = [variant.name for variant in variants if variant.includes(claim.said)]
+            below = [variant.high for variant in variants if variant.high < claim.said]
+            above = [variant.low for variant in variants if variant.low > claim.said]
+            yield [
+                claim.words, f"{batch:,}", f"{claim.said:,.0f}",
+                f"{count_including_variants(claim, variants)} variants",
+                "; ".join(name + decision_text(claim, name) for name in held) or "none",
+                f"{len(below)}, at most {max(below):,.0f}" if below else "none",
+                f"{len(above)}, at least {min(above):,.0f}" if above else "none",
+            ]  # fmt: skip
+
+
+def variants_rows(found: Found) -> Rows:
+    for place, first in enumerate(found.predictions[0]):
+        values = [each[place].value for each in found.predictions]
+        name = f"{first.figure}, {awareness_name(first.awareness)}" if first.figure == "8" else first.figure
+        [said] = [claim.said for claim in CLAIMS if (claim.figure, claim.awareness) == (first.figure, first.awareness)]
+        where = "above" if said > max(values) else "below" if said < min(values) else "inside"
+        where = "not counted" if first.variant == NONE_LOST else where
+        yield [name, f"{first.batch:,}", first.variant, f"{first.value:,.0f}", range_text(values), where]
+
+
+def pairs(rows: Predicted, *, batch: int, none_lost: bool = False) -> dict[str, list[float]]:
+    """Return ratios of full over partial by the time of the first loss."""
     found: dict[str, list[float]] = {}
     for each in rows:
         runs = [one for one in each if one.figure == "8" and one.batch == batch]
@@ -112,154 +170,137 @@ def gains_in_short(found: Found) -> str:
     told = []
     for batch in BATCHES:
         ratios = [one for values in pairs(found.predictions, batch=batch).values() for one in values]
-        less, shown = sum(one < 1.0 for one in ratios), range_text(ratios, ".2f")
-        told.append(
-            f"in calls of {batch:,} it does {shown} times as much, less than partial in {less} of {len(ratios)}"
-        )
-    return f"While GPUs go, full does {SAID:.2f} times as much as partial in the paper; here, {'; '.join(told)}."
+        shown = f"in calls of {batch:,} it does {range_text(ratios, '.2f')} times as much"
+        told.append(f"{shown}, less than partial in {sum(one < 1.0 for one in ratios)} of {len(ratios)}")
+    return "; ".join(told)
 
 
-def gains_section(found: Found) -> str:
-    lines = head(
-        "inferences a call", "first GPU goes", "pairs", "full over partial", "median", "full does less than partial"
-    )
+def gains_rows(found: Found) -> Rows:
     for batch in BATCHES:
-        groups = [(start, values) for start, values in pairs(found.predictions, batch=batch).items()]
         spared = pairs(found.predictions, batch=batch, none_lost=True)
-        groups += [(f"{start}, none lost early (not the paper's case)", values) for start, values in spared.items()]
-        for start, values in groups:
+        groups = pairs(found.predictions, batch=batch)
+        groups |= {f"{start}, none lost early (not the paper's case)": values for start, values in spared.items()}
+        for start, values in groups.items():
             less = f"in {sum(one < 1.0 for one in values)}"
-            cells = [f"{batch:,}", start, f"{len(values)}", range_text(values, ".2f"), f"{median(values):.2f}", less]
-            lines.append(row(*cells))
-    return "\n".join(lines)
+            yield [f"{batch:,}", start, f"{len(values)}", range_text(values, ".2f"), f"{median(values):.2f}", less]
 
 
 BAR = 0.05
 """Our bar: maximum deviation from proportionality to capacity, as a share of all inferences."""
-_FIGURES = ("9a", "9b")
+_RULES = {
+    "connected": "GPUs that are connected; inferences when their call ends (the paper's counting)",
+    "hot": "GPUs that hold the context, until the last call is handed out; the same",
+    "evenly": "the same GPUs; inferences evenly from a call's beginning to its end",
+}
 
 
-def _capacity_distances(found: Found, figure: str, of: Callable[[Distance], float]) -> list[float]:
-    runs = [one for each in found.predictions for one in each if one.figure == figure and one.batch == BATCH]
-    return [of(one.off) for one in runs if one.off]
-
-
-def capacity_section(found: Found) -> str:
-    rules: tuple[tuple[str, Callable[[Distance], float]], ...] = (
-        ("GPUs that are connected; inferences when their call ends (the paper's counting)", lambda off: off.connected),
-        ("GPUs that hold the context, until the last call is handed out; the same", lambda off: off.hot),
-        ("the same GPUs; inferences evenly from a call's beginning to its end", lambda off: off.evenly),
-    )
-    lines = head("what is integrated and counted", *_FIGURES)
-    for words, of in rules:
+def capacity_rows(found: Found) -> Rows:
+    for rule, words in _RULES.items():
         cells = []
-        for figure in _FIGURES:
-            values = _capacity_distances(found, figure, of)
+        for figure in ("9a", "9b"):
+            runs = [one for each in found.predictions for one in each if (one.figure, one.batch) == (figure, BATCH)]
+            values = [getattr(one.off, rule) for one in runs if one.off]
             kept = sum(value <= BAR for value in values)
             cells.append(f"{median(values):.1%}, at most {max(values):.1%}; {kept} of {len(values)} within {BAR:.0%}")
-        lines.append(row(words, *cells))
-    return "\n".join(lines)
+        yield [words, *cells]
 
 
-_PANELS = (
-    "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
-    " GPUs: calls of both sizes."
-)
+_STATIC = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.DISK, BATCH))
 
 
-def decision_text(claim: Claim, name: str) -> str:
-    """Return text that says if a variant of Figure 9 was written before or after the answer was known."""
-    if not claim.figure.startswith("9"):
-        return ""
-    return f": {'kept' if name in KEPT_VARIANTS else 'written'} when the answer was known"
+class Case(NamedTuple):
+    """A kind of node and the order of losses. `alone`: result with one GPU per node."""
+
+    run: predict.Preempted
+    alone: list[float]
+    done: list[float]
 
 
-def count_including_variants(claim: Claim, variants: Sequence[Variant]) -> str:
-    return f"{sum(variant.includes(claim.said) for variant in variants)} of {len(variants)}"
-
-
-def including_variants_text(claim: Claim, variants: Sequence[Variant]) -> str:
-    count = count_including_variants(claim, variants)
-    return f"{count} variants {'holds' if count.startswith('1 ') else 'hold'} it"
-
-
-def figure_8_text(found: Found) -> str:
-    claims = [claim for claim in CLAIMS if claim.figure == "8"]
-    missed = {
-        batch: [
-            f"{NAMES[claim.awareness]} by {off:.1%}"
-            for claim in claims
-            if (off := claim.distance_outside(found.predictions, batch=batch))
+def disk_cases(found: Found) -> list[Case]:
+    """Return the partial runs of Figure 8 on nodes with shared disks, from the sets that explain Figure 6 there."""
+    cases = []
+    for place in range(len(predict.NODES) if found.shared else 0):
+        mine = [
+            (_runs_on_node(shared, place), predictions)
+            for shared, predictions in zip(found.shared, found.predictions, strict=True)
+            if abs(_STATIC.error(shared.static_s[place])) <= fit.FAIR
         ]
-        for batch in BATCHES
-    }
-    whole = [f"{batch:,}" for batch in BATCHES if not missed[batch]]
-    if whole:
-        said = f"Both numbers of Figure 8 are inside in calls of {' and '.join(whole)}"
-    else:
-        said = "No size of calls puts both numbers of Figure 8 inside"
-    misses = [f"calls of {batch:,} miss {' and '.join(those)}" for batch, those in missed.items() if those]
-    return f"{said}{': ' if misses else ''}{', '.join(misses)}."
+        for number, first in enumerate(mine[0][0] if mine else ()):
+            every = (one for _, predictions in mine for one in PARTIAL._predictions_in(predictions, BATCH))
+            alone = [one.value for one in every if f"{first.from_s:.0f} s" in one.variant]
+            cases.append(Case(first, alone, [runs[number].done for runs, _ in mine]))
+    return cases
 
 
-def interval_table(found: Found) -> str:
-    lines = head(
-        "figure", "inferences a call", "paper", "close sets", "judged", "all sets", "median", "judged",
-        "variants that hold it",
-    )  # fmt: skip
-    for claim in CLAIMS:
-        for batch in BATCHES:
-            near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)
-            cells = [
-                claim.words, f"{batch:,}", f"{claim.said:,.0f}", range_text(near),
-                claim.verdict(found.close, batch=batch), range_text(every), f"{median(every):,.0f}",
-                claim.verdict(found.predictions, batch=batch),
-                count_including_variants(claim, claim.variants(found.predictions, batch=batch)),
-            ]  # fmt: skip
-            lines.append(row(*cells))
-    return "\n".join(lines)
+def _runs_on_node(shared: Shared, place: int) -> list[predict.Preempted]:
+    nodes = predict.NODES[place]
+    return [run for run in shared.runs if (run.sharing.gpus, run.sharing.reads) == (nodes.gpus, nodes.reads)]
 
 
-def panels_caption(found: Found) -> str:
-    return paragraph(_PANELS if found.panels else _mixed_panels_caption(found))
+def disks_summary(found: Found) -> str:
+    every = disk_cases(found)
+    if not every:
+        return ""
+    inside = [case.run for case in every if not distance_outside(PARTIAL.said, case.done)]
+    starts = sorted({run.from_s for run in inside})
+    when = f", all with the first GPU gone at {' or '.join(f'{at_s:.0f} s' for at_s in starts)}" if starts else ""
+    values = [done for case in every for done in case.done]
+    return f"""If workers of a node share its disk, partial does {range_text(values)} in calls of {BATCH}, and the
+        paper's number is inside in {len(inside)} of {len(every)} cases{when}."""
 
 
-def _mixed_panels_caption(found: Found) -> str:
-    drawn, *others = (
-        one.value for one in found.predictions[0] if one.is_prediction_of("8", Awareness.FULL) and one.batch == BATCH
-    )
-    least = f" (of full in Figure 8 the one that does least in calls of {BATCH})" if drawn < min(others) else ""
-    return f"""Lines: the most central set in calls of {BATCH}, with the first variant of each below{least}. Bands: all
-        sets and variants, calls of both sizes together."""
+def disks_rows(found: Found) -> Rows:
+    for run, alone, done in disk_cases(found):
+        how = "from all nodes in turn" if run.sharing.spread else "node by node"
+        yield [
+            f"{run.sharing.gpus}", f"{run.sharing.reads:.0%}", how, f"{run.from_s:.0f}", f"{len(done)}",
+            range_text(alone), range_text(done), verdict_text(PARTIAL.said, done),
+        ]  # fmt: skip
 
 
-def including_variants_table(found: Found) -> str:
-    lines = head("figure", "inferences a call", "paper", "held by", "which", "below it", "above it")
-    for claim in CLAIMS:
-        for batch in BATCHES:
-            variants = claim.variants(found.predictions, batch=batch)
-            held = [variant.name for variant in variants if variant.includes(claim.said)]
-            which = "; ".join(name + decision_text(claim, name) for name in held) or "none"
-            below = [variant.high for variant in variants if variant.high < claim.said]
-            above = [variant.low for variant in variants if variant.low > claim.said]
-            cells = [
-                claim.words, f"{batch:,}", f"{claim.said:,.0f}",
-                f"{count_including_variants(claim, variants)} variants", which,
-                f"{len(below)}, at most {max(below):,.0f}" if below else "none",
-                f"{len(above)}, at least {min(above):,.0f}" if above else "none",
-            ]  # fmt: skip
-            lines.append(row(*cells))
-    return "\n".join(lines)
+_HALF_S = paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
 
 
-def variants_table(found: Found) -> str:
-    lines = head("figure", "inferences a call", "assumed", "most central set", "all sets", "the paper's number is")
-    for place, first in enumerate(found.predictions[0]):
-        values = [each[place].value for each in found.predictions]
-        name = f"{first.figure}, {awareness_name(first.awareness)}" if first.figure == "8" else first.figure
-        [said] = [claim.said for claim in CLAIMS if (claim.figure, claim.awareness) == (first.figure, first.awareness)]
-        where = "above" if said > max(values) else "below" if said < min(values) else "inside"
-        where = "not counted" if first.variant == NONE_LOST else where
-        shown = f"{first.value:,.0f}"
-        lines.append(row(name, f"{first.batch:,}", first.variant, shown, range_text(values), where))
-    return "\n".join(lines)
+def titan_share(parameters: fit.Parameters, awareness: Awareness) -> float:
+    a10_s, titan_s = (fit.worker_times_s(parameters, kind, awareness, BATCH)[1] for kind in (paper.A10, paper.TITAN))
+    return a10_s / (a10_s + titan_s)
+
+
+def required_titan_share(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
+    """Return the share of TITANs with which Figure 8 ends with `done` inferences; above 1 is impossible.
+
+    `begins_s`: start time of GPUs; `late_s`: delay of the first loss. Each GPU loses half a call.
+    """
+    [static] = [run for run in paper.RUNS if run.awareness is awareness and run.batch == BATCH]
+    rate = paper.INFERENCES / (static.seconds - begins_s)
+    lost = 2 * paper.EACH * BATCH / 2
+    a10_s = paper.PREEMPTED_FROM_S + late_s + _HALF_S
+    return ((done + lost) / rate + begins_s - a10_s) / (paper.PREEMPTED_EVERY_S * paper.EACH)
+
+
+def shares_facts(found: Found) -> dict[str, Any]:
+    """Return the values in the text about the shares of TITANs in the partial run of Figure 8."""
+    begins = [fit.worker_times_s(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in found.fits]
+    late_s, a10_s = paper.PREEMPTED_EVERY_S, paper.PREEMPTED_FROM_S + _HALF_S
+    have = [titan_share(each.parameters, Awareness.DISK) for each in found.fits]
+    return {
+        "said": PARTIAL.said, "static_s": _STATIC.seconds, "a10_s": a10_s,
+        "titan_s": a10_s + paper.PREEMPTED_EVERY_S * paper.EACH,
+        "least": required_titan_share(PARTIAL.said, Awareness.DISK, begins_s=min(begins), late_s=late_s),
+        "most": required_titan_share(PARTIAL.said, Awareness.DISK, begins_s=max(begins)),
+        "least_here": min(have), "most_here": max(have),
+    }  # fmt: skip
+
+
+def shares_rows(found: Found) -> Rows:
+    shares = [(titan_share(each.parameters, Awareness.DISK), each.parameters) for each in found.fits]
+    for low, high in pairwise((0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)):
+        inside = [
+            (parameters, row)
+            for (share, parameters), row in zip(shares, found.predictions, strict=True)
+            if low <= share < high
+        ]
+        if inside:
+            loads = [parameters.load_a10_s / parameters.load_titan_s for parameters, _ in inside]
+            done = (range_text(claim.values([row for _, row in inside], batch=BATCH)) for claim in (PARTIAL, FULL))
+            yield [f"{low:.0%} to {high:.0%}", f"{len(inside)}", f"{min(loads):.2g} to {max(loads):.2g}", *done]

@@ -96,13 +96,7 @@ def _predictions_of_batch(batch: int, runs: Sequence[Sequence[Prediction]]) -> l
     return [[one for one in each if one.batch == batch] for each in runs]
 
 
-def _median_prediction(runs: Sequence[Prediction]) -> Prediction:
-    return sorted(runs, key=lambda one: one.value)[(len(runs) - 1) // 2]
-
-
-def _draw_over_time(
-    axes: Axes, runs: Sequence[Sequence[Prediction]], which: int, *, color: str, label: str
-) -> None:  # fmt: skip
+def _draw_over_time(axes: Axes, runs: Sequence[Sequence[Prediction]], which: int, *, color: str, label: str) -> None:
     every = [one.looks for each in runs for one in each]
     rows = range(max(map(len, every)))
     seconds = [row * LOOK_S for row in rows]
@@ -112,7 +106,8 @@ def _draw_over_time(
     ]
     axes.fill_between(seconds, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.18, linewidth=0.0)
     look: dict[str, Any] = {"label": label} if label else {}
-    middle = [numbers[which] for numbers in _median_prediction(runs[0]).looks]
+    median = sorted(runs[0], key=lambda one: one.value)[(len(runs[0]) - 1) // 2]
+    middle = [numbers[which] for numbers in median.looks]
     axes.plot(seconds[: len(middle)], middle, color=color, **look)
     axes.set_xlim(0.0, seconds[-1])
     axes.set_ylim(bottom=0.0)

@@ -158,7 +158,7 @@ def choose_fits(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
 
 
 def worst_error(parameters: Parameters) -> float:
-    return max(abs(error) for error in relative_errors(parameters).values())
+    return max(map(abs, relative_errors(parameters).values()))
 
 
 def _distance(one: Fit, other: Fit) -> float:

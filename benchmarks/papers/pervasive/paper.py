@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from pathlib import Path
 
 import msgspec
 
@@ -72,25 +73,10 @@ FIGURE_9B_S, FIGURE_9B_GPUS = 783.0, 186
 FIGURE_9B_TEXT = "quickly grabs up to 186 transiently available GPUs"
 """From §4.5."""
 
-TABLE_1: Mapping[str, float] = {
-    "NVIDIA Quadro RTX 6000": 106, A10: 78, TITAN: 69, "NVIDIA GeForce GTX 1080 Ti": 63,
-    "NVIDIA RTX 6000 Ada Generation": 36, "NVIDIA GeForce GTX TITAN X": 34, "NVIDIA A40": 26,
-    "NVIDIA H100 80GB HBM3": 15,
-}  # fmt: skip
-
-SINGLE: Mapping[str, float] = {
-    "NVIDIA Quadro RTX 6000": 16.3, A10: 31.2, TITAN: 11.0, "NVIDIA GeForce GTX 1080 Ti": 11.3,
-    "NVIDIA RTX 6000 Ada Generation": 91.1, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 37.4,
-    "NVIDIA H100 80GB HBM3": 66.9,
-}  # fmt: skip
-"""Peak 32-bit rates in 10^12 operations/s, from data sheets and not from the paper."""
-
-TENSOR: Mapping[str, float] = {
-    "NVIDIA Quadro RTX 6000": 130.5, A10: 125.0, TITAN: 11.0, "NVIDIA GeForce GTX 1080 Ti": 11.3,
-    "NVIDIA RTX 6000 Ada Generation": 364.0, "NVIDIA GeForce GTX TITAN X": 6.7, "NVIDIA A40": 149.7,
-    "NVIDIA H100 80GB HBM3": 989.0,
-}  # fmt: skip
-"""Peak 16-bit rates, with tensor cores if present."""
-
+_KINDS = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text())
+TABLE_1, SINGLE, TENSOR = (
+    {kind: float(facts[what]) for kind, facts in _KINDS.items()} for what in ("count", "single", "tensor")
+)
+"""GPUs by kind (Table 1), and their peak rates in 10^12 operations/s: with 32 bits, and on tensor cores."""
 OLD = frozenset({TITAN, "NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX TITAN X"})
 """GPUs from before 2018."""

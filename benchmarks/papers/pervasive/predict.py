@@ -20,13 +20,17 @@ The *distance* in Figure 9 is the maximum difference between completed inference
 as a share of all inferences. Capacity counts each GPU by its inferences per second. *Connected*: from the connection
 of a worker to the end of the run. *Hot*: while the context is loaded, until the last dispatch. *Evenly*: like *hot*,
 with the inferences of a call spread over its run.
+
+`scenario_texts` writes the runs as scenarios: `stoker simulate context-paper-8`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,7 +44,10 @@ from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import arrivals
 from stoker.manager.sim.world import limited
+from stoker.manager.study import scenario
 from stoker.manager.study.measures import measure
+from stoker.manager.study.scenario import Scenario, scenario_to_toml
+from stoker.site import BASELINES, Duration
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -166,14 +173,11 @@ def figure_8(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
     starts = {"from 900 s": first, "from 960 s": first + paper.PREEMPTED_EVERY_S}
     for variant, from_s in starts.items():
         yield _predict_vanishing_pool(parameters, Awareness.DISK, variant, batch=batch, from_s=from_s)
-    for variant, from_s in starts.items():
-        for kind, short in ((paper.A10, "A10"), (paper.TITAN, "TITAN X")):
-            for at_s in EARLY_S:
-                what = f"{variant}, {paper.LOST_EARLY} {short} lost at {at_s:.0f} s"
-                lost = {kind: paper.LOST_EARLY}
-                yield _predict_vanishing_pool(
-                    parameters, Awareness.FULL, what, batch=batch, from_s=from_s, lost=lost, lost_at_s=at_s
-                )
+    kinds = {paper.A10: "A10", paper.TITAN: "TITAN X"}
+    for (variant, from_s), kind, at_s in product(starts.items(), kinds, EARLY_S):
+        what = f"{variant}, {paper.LOST_EARLY} {kinds[kind]} lost at {at_s:.0f} s"
+        losses = {"from_s": from_s, "lost": {kind: paper.LOST_EARLY}, "lost_at_s": at_s}
+        yield _predict_vanishing_pool(parameters, Awareness.FULL, what, batch=batch, **losses)
     yield _predict_vanishing_pool(parameters, Awareness.FULL, NONE_LOST, batch=batch, from_s=first)
 
 
@@ -190,30 +194,23 @@ def figure_9(parameters: Parameters, *, batch: int = BATCH) -> Iterator[Predicti
         yield _predict_growing_pool("9b", variant, parameters, pools, batch=batch, peaks=peaks)
 
 
-def all_predictions(parameters: Parameters) -> list[Prediction]:
-    return [
-        one for batch in BATCHES for one in (*figure_8(parameters, batch=batch), *figure_9(parameters, batch=batch))
-    ]
-
-
-def quick_predictions(parameters: Parameters) -> list[Prediction]:
-    return [
-        one
-        for batch in BATCHES
-        for one in (*islice(figure_8(parameters, batch=batch), 4), *islice(figure_9(parameters, batch=batch), 6))
-    ]
+def predictions(parameters: Parameters, *, quick: bool = False) -> list[Prediction]:
+    found: list[Prediction] = []
+    for batch in BATCHES:
+        found += islice(figure_8(parameters, batch=batch), 4 if quick else None)
+        found += islice(figure_9(parameters, batch=batch), 6 if quick else None)
+    return found
 
 
 def _predict_vanishing_pool(
-    parameters: Parameters, awareness: Awareness, variant: str, *, batch: int, from_s: float,
-    lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0,
-) -> Prediction:  # fmt: skip
-    pools = worlds.vanishing_pools(from_s=from_s, lost=lost, lost_at_s=lost_at_s)
-    until_s = max(at_s for steps in pools.values() for at_s, _ in steps) + paper.PREEMPTED_EVERY_S
+    parameters: Parameters, awareness: Awareness, variant: str, *, batch: int, **losses: Any
+) -> Prediction:
+    """`losses`: arguments of `vanishing_pools`."""
+    pools = worlds.vanishing_pools(**losses)
+    until_s = worlds.last_loss_s(pools) + paper.PREEMPTED_EVERY_S
     simulation, _ = _simulated(parameters, pools, awareness, batch=batch, until_s=until_s)
-    return Prediction(
-        "8", awareness, variant, batch, float(simulation.client.items_done), _sample_run(simulation, until_s)
-    )
+    done = float(simulation.client.items_done)
+    return Prediction("8", awareness, variant, batch, done, _sample_run(simulation, until_s))
 
 
 def _predict_growing_pool(
@@ -252,7 +249,6 @@ def _sample_run(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
 
 NODES = (Sharing(2, 1.0), Sharing(5, 0.5), Sharing(5, 1.0))
 """Nodes of two or five GPUs whose loads read the disk for half or all of the load time."""
-_ENDS_S = paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S * 2 * paper.EACH
 
 
 class Preempted(msgspec.Struct, frozen=True):
@@ -271,21 +267,25 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 def simulate_shared_disks(parameters: Parameters) -> Shared:
+    def preempted(nodes: Sharing, from_s: float) -> Preempted:
+        pools, until_s = worlds.vanishing_pools(from_s=from_s), from_s + paper.PREEMPTED_EVERY_S * 2 * paper.EACH
+        simulation, _ = _simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)
+        return Preempted(nodes, from_s, float(simulation.client.items_done))
+
     first = paper.PREEMPTED_FROM_S
-    later, by_node = first + paper.PREEMPTED_EVERY_S, msgspec.structs.replace
-    asked = [
-        case for nodes in NODES for case in ((nodes, first), (nodes, later), (by_node(nodes, spread=False), first))
-    ]
-    return Shared(
-        tuple(_simulated(parameters, worlds.static_pools(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES),
-        tuple(Preempted(nodes, from_s, _simulate_preempted(parameters, nodes, from_s)) for nodes, from_s in asked),
-    )
+    runs = []
+    for nodes in NODES:
+        by_node = msgspec.structs.replace(nodes, spread=False)
+        runs += [preempted(nodes, first), preempted(nodes, first + paper.PREEMPTED_EVERY_S), preempted(by_node, first)]
+    static = (_simulated(parameters, worlds.static_pools(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES)
+    return Shared(tuple(static), tuple(runs))
 
 
-def _simulate_preempted(parameters: Parameters, nodes: Sharing, from_s: float) -> float:
-    until_s = _ENDS_S + from_s - paper.PREEMPTED_FROM_S
-    pools = worlds.vanishing_pools(from_s=from_s)
-    return float(_simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)[0].client.items_done)
+CAPTION = """Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants.
+Number of GPUs: calls of both sizes."""
+FIRST_CAPTION = """Lines: the most central set in calls of 100, with the first variant of each below (of full in Figure
+8 the one that does least in calls of 100). Bands: all sets and variants, calls of both sizes together."""
+"""Caption of the drawings of Figures 8 and 9 that a record without a caption has."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -298,7 +298,7 @@ class Found(msgspec.Struct, frozen=True):
     predictions: tuple[tuple[Prediction, ...], ...]
     shared: tuple[Shared, ...] = ()
     searched: str = fit.FIRST_SEARCHED
-    panels: bool = False
+    caption: str = FIRST_CAPTION
 
     def without_looks(self) -> Found:
         rows = [[msgspec.structs.replace(one, looks=()) for one in row] for row in self.predictions]
@@ -315,3 +315,45 @@ def rounded_up_percent(part: float) -> str:
 
 def range_text(values: Sequence[float], shown: str = ",.0f") -> str:
     return f"{min(values):{shown}} to {max(values):{shown}}"
+
+
+FOLDER = Path(scenario.__file__).parent / "scenarios"
+_HEAD = "# Written by `make reproduce`, which says what of it is known: docs/reproduction/context-paper.md\n"
+_LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (Awareness.DISK,)}
+"""Other versions of the paper in each figure."""
+
+
+def scenario_texts(parameters: Parameters) -> dict[str, str]:
+    found = {}
+    for figure, about, pools, batch, until_s in _figure_runs():
+        made = Scenario(
+            name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
+            world=worlds.world(parameters, pools), workload=worlds.sweep_calls(batch), seeds=1,
+            until_s=Duration(until_s),
+        )  # fmt: skip
+        found[f"{made.name}.toml"] = _HEAD + _baseline_comment(figure) + scenario_to_toml(made)
+    return found
+
+
+def _baseline_comment(figure: str) -> str:
+    lesser = [BASELINES[worlds.POLICIES[level]] for level in _LESSER.get(figure, ())]
+    if not lesser:
+        return ""
+    lines = [f"stoker simulate context-paper-{figure} --policy default", *(f"  --policy {name}" for name in lesser)]
+    command = "".join(f"#   {line}" for line in " \\\n".join(lines).splitlines(keepends=True))
+    return f"# The paper's lesser versions beside it, in a clone of Stoker's repository:\n{command}\n"
+
+
+def _figure_runs() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:
+    static, batch = worlds.static_pools(), BATCH
+    yield "6", "150,000 inferences on twenty GPUs that stay, in calls of 100", static, batch, 0.0
+    yield "7", "the same in calls of one; --set workload.items=100 or 1000 for the others", static, 1, 0.0
+    vanishing = worlds.vanishing_pools()
+    until_s = worlds.last_loss_s(vanishing) + paper.PREEMPTED_EVERY_S
+    yield "8", "from 900 s on one GPU is lost every minute, until none is left", vanishing, batch, until_s
+    low, high = paper.FIGURE_9A_GPUS
+    _, ramp_s, bend, shares = RAMPS_9A[0]
+    pools = worlds.growing_pools(shares, first=low, last=high, until_s=ramp_s, bend=bend)
+    yield "9a", f"a pool that grows from {low} GPUs to {high}", pools, batch, 0.0
+    pools = worlds.growing_pools(paper.TABLE_1, first=0, last=paper.FIGURE_9B_GPUS, until_s=RAMPS_9B_S[0])
+    yield "9b", f"a pool that grows to {paper.FIGURE_9B_GPUS} GPUs of eight kinds", pools, batch, 0.0

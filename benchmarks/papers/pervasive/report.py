@@ -1,42 +1,48 @@
-"""Write `docs/reproduction/context-paper.md`: paper, predictions and unknowns."""
+"""Write `docs/reproduction/context-paper.md`: paper, fitted times, predictions and unknowns."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import quoted_records
 from benchmarks.harness import spread
-from benchmarks.papers.common import page
-from benchmarks.papers.pervasive import claims, disks, fit, fitted, paper, predict
-from benchmarks.papers.pervasive.claims import CLAIMS
+from benchmarks.papers import common
+from benchmarks.papers.pervasive import claims, fit, paper, predict, worlds
+from benchmarks.papers.pervasive.claims import CLAIMS, Rows, awareness_name
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.fit import BOUNDS, FIRST_COMMIT, FIRST_SEARCHED, SEARCHED_AGAIN, SEED
-from benchmarks.papers.pervasive.predict import BATCH, BATCHES, RAMPS_WRITTEN, Found, range_text, rounded_up_percent
+from benchmarks.papers.pervasive.predict import BATCH, BATCHES, PEAKS, Found, range_text, rounded_up_percent
 from benchmarks.reliability.vanishing import LOAD_IN_CALLS
-from benchmarks.tables import paragraph
 from stoker.contexts.recipe import Awareness
+from stoker.units import show_bytes
+
+PAGE = Path(__file__).with_name("page.template")
+_ROUNDED = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, paper.RUNS[0].batch))
 
 
 def write(found: Found) -> str:
     texts = (f'of Figure {claim.figure} that the application "{claim.text}"' for claim in CLAIMS if claim.text)
-    return page(
-        PAGE, paper=paper, fit=fit, predict=predict, made=_origin_text(found), short=_summary(found),
-        rounded_s=ROUNDED.seconds, rounded=paper.ROUNDED_S / 2 / ROUNDED.seconds, vanishing=_vanishing_text(found),
-        apart=rounded_up_percent(fitted.largest_deviation(found)), static=fitted.static_table(found),
-        ratios=fitted.ratio_table(found),
-        sets=len(found.fits), unknown=len(BOUNDS), close=sum(each.close for each in found.fits),
-        searches=found.starts, last_search=found.starts - 1, unknowns=fitted.parameter_table(found),
-        intervals=claims.interval_table(found), panels=claims.panels_caption(found),
-        held=claims.including_variants_table(found),
-        grew=" and ".join(texts),
-        variants=claims.variants_table(found), said=claims.SAID, gains=claims.gains_section(found),
-        shares=disks.shares_section(found.fits, found.predictions), disks=disks.disks_section(found),
-        bar=claims.BAR, capacity=claims.capacity_section(found), in_calls=paper.FIGURE_9B_GPUS * predict.BATCH,
-        kinds=fitted.gpu_kind_table(found),
+    inside = [claim for claim in CLAIMS if not claim.distance_outside(found.predictions, batch=BATCH)]
+    return common.page(
+        PAGE, paper=paper, fit=fit, predict=predict, claims=claims, found=found,
+        partial=claims.PARTIAL.said, full=claims.FULL.said, longest=max(BATCHES),
+        static_times=", ".join(f"{run.seconds:,.0f} s" for run in paper.RUNS if run.figure.startswith("6")),
+        fitting=fit_summary(found), predicted=len(CLAIMS), inside=len(inside),
+        figure_8=claims.figure_8_text(found), gains_short=claims.gains_in_short(found),
+        disks_short=claims.disks_summary(found), made=found.facts.line(), searched=_search_text(found),
+        rounded_s=_ROUNDED.seconds, rounded=paper.ROUNDED_S / 2 / _ROUNDED.seconds, vanishing=_vanishing_text(found),
+        apart=rounded_up_percent(_largest_deviation(found)), static=static_rows(found), ratios=ratio_rows(found),
+        sets=len(found.fits), unknown=len(fit.BOUNDS), close=sum(each.close for each in found.fits),
+        last_search=found.starts - 1, unknowns=parameter_rows(found), intervals=claims.interval_rows(found),
+        held=claims.including_variants_rows(found), grew=" and ".join(texts), variants=claims.variants_rows(found),
+        gains=claims.gains_rows(found), share=claims.shares_facts(found), shares=claims.shares_rows(found),
+        disks=claims.disks_rows(found), capacity=claims.capacity_rows(found),
+        in_calls=paper.FIGURE_9B_GPUS * predict.BATCH, kinds=gpu_kind_rows(found),
     )  # fmt: skip
 
 
 def quotation(found: Found) -> str:
+    """Return the line that other pages quote."""
     inside: list[str] = []
     outside: list[str] = []
     known: list[str] = []
@@ -46,13 +52,14 @@ def quotation(found: Found) -> str:
         name = f"Figure {claim.figure}{which}, {claim.said:,.0f}{claim.unit}"
         if off := claim.distance_outside(found.predictions, batch=BATCH):
             outside.append(f"{name} against {range_text(values)}, by {off:.1%}")
-        else:
-            variants = claim.variants(found.predictions, batch=BATCH)
-            hold = claims.including_variants_text(claim, variants)
-            if any(variant.includes(claim.said) and claims.decision_text(claim, variant.name) for variant in variants):
-                known.append(claim.figure)
-            inside.append(f"{name} in {range_text(values)} (a factor of {max(values) / min(values):.1f}; {hold})")
-    fitting = f"Of the context paper Figures 6 and 7 are fitted: {fitted.fit_summary(found)}"
+            continue
+        variants = claim.variants(found.predictions, batch=BATCH)
+        count = claims.count_including_variants(claim, variants)
+        hold = f"{count} variants {'holds' if count.startswith('1 ') else 'hold'} it"
+        if any(variant.includes(claim.said) and claims.decision_text(claim, variant.name) for variant in variants):
+            known.append(claim.figure)
+        inside.append(f"{name} in {range_text(values)} (a factor of {max(values) / min(values):.1f}; {hold})")
+    fitting = f"Of the context paper Figures 6 and 7 are fitted: {fit_summary(found)}"
     said = f"Of {len(CLAIMS)} numbers that are predicted, in calls of {BATCH}, {len(inside)} are inside wide intervals"
     those = f"{', '.join(inside) or 'none'}; outside: {', '.join(outside) or 'none'}"
     variant = "A variant is one assumption where the text leaves something open, over all sets of the unknowns"
@@ -60,16 +67,21 @@ def quotation(found: Found) -> str:
     return f"{fitting}. {said}: {those}. {variant}. {figures if known else ''}{claims.figure_8_text(found)}"
 
 
-PAGE = Path(__file__).with_name("page.template")
-ROUNDED = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, paper.RUNS[0].batch))
+def fit_summary(found: Found) -> str:
+    worst = max(abs(run.error(seconds)) for run, seconds in found.simulated)
+    limits = sum(run.most > 0.0 and run.error(seconds) == 0.0 for run, seconds in found.simulated)
+    numbers = f"{len(found.simulated) - limits} numbers within {rounded_up_percent(worst)}"
+    if limits:
+        numbers += f", and lie between the paper's limits for {limits} more"
+    return f"{len(fit.BOUNDS)} unknowns reproduce {numbers}"
 
 
 def _vanishing_text(found: Found) -> str:
     line = quoted_records.read("vanishing").line("calls done")
     (*_, ratios) = line.cells.values()
-    times = f"{spread(ratios, digits=line.last_digits)} times as many calls"
     real = f"""Real pilots whose calls and loads sleep, none lost early: `make bench ARGS=vanishing` (found:
-        `benchmarks/RESULTS.md`) has {times} with full awareness as with partial."""
+        `benchmarks/RESULTS.md`) has {spread(ratios, digits=line.last_digits)} times as many calls with full awareness
+        as with partial."""
     simulated = [one for each in claims.pairs(found.predictions, batch=BATCH, none_lost=True).values() for one in each]
     if simulated:
         real += f""" Its loads take {LOAD_IN_CALLS:g} of a call because that is put in, so this may be compared with
@@ -78,37 +90,80 @@ def _vanishing_text(found: Found) -> str:
     return " ".join(real.split())
 
 
-def _origin_text(found: Found) -> str:
-    record = "record: [context-paper.json](context-paper.json)"
-    kept = found.searched != found.facts.at
+def _search_text(found: Found) -> str:
+    """Return when, by which commit and with which seed the parameter sets were searched."""
+    kept = ", and kept since" if found.searched != found.facts.at else ""
     first = again = ""
-    if found.searched == FIRST_SEARCHED:
-        first, again = f" by commit {FIRST_COMMIT}", f", and found the same sets on {SEARCHED_AGAIN}"
-    searched = f"""The parameter sets were searched on {found.searched}{first}, with seed {SEED} and starts 0 to
-        {found.starts - 1}{", and kept since" if kept else ""}: `python -m benchmarks.papers.pervasive` without
-        `--keep-fits` searches anew{again}."""
-    answers = f"{paper.FIGURE_9A_S:,.0f} s and {paper.FIGURE_9B_S:,.0f} s"
-    known = f"""The ramps of Figure 9 were written anew on {RAMPS_WRITTEN}, when the predictions with the first ones
-        were known: some of the first ones ended at the paper's own {answers}.
-        Calls of {max(BATCHES):,} and nodes that share a disk were added on the same day."""
-    seeds = "Nothing is drawn by chance but where searches begin: the same code gives the same page."
-    return paragraph(f"Made by {found.facts.line()}; {record}. {searched} {known} {seeds}")
+    if found.searched == fit.FIRST_SEARCHED:
+        first, again = f" by commit {fit.FIRST_COMMIT}", f", and found the same sets on {fit.SEARCHED_AGAIN}"
+    return f"""{found.searched}{first}, with seed {fit.SEED} and starts 0 to {found.starts - 1}{kept}:
+        `python -m benchmarks.papers.pervasive` without `--keep-fits` searches anew{again}."""
 
 
-def _summary(found: Found) -> str:
-    times = ", ".join(f"{run.seconds:,.0f} s" for run in paper.RUNS if run.figure.startswith("6"))
-    partial, full = (paper.FIGURE_8[each] for each in (Awareness.DISK, Awareness.FULL))
-    inside = [claim for claim in CLAIMS if not claim.distance_outside(found.predictions, batch=BATCH)]
-    told = [
-        f"""*The paper*: a task may keep nothing, its files on disk (partial), or a loaded model on its GPU (full).
-        {paper.INFERENCES:,} inferences then take {times} on 20 GPUs. While GPUs go, partial does {partial:,.0f} and
-        full {full:,.0f}. Full takes {paper.FIGURE_9A_S:,.0f} s and {paper.FIGURE_9B_S:,.0f} s on pools that grow to
-        20 and {paper.FIGURE_9B_GPUS} GPUs.""",
-        f"""*Found*: for Figures 6 and 7, {fitted.fit_summary(found)}. Of {len(CLAIMS)} predicted numbers of Figures 8
-        and 9, {len(inside)} are inside wide intervals, in calls of {BATCH}.""",
-        f"*Differs*: {claims.figure_8_text(found)} {claims.gains_in_short(found)}",
-        f"""*Why*: the text does not say how many inferences a call has, when GPUs go, how pools grow, and how fast each
-        kind of GPU is. Assumptions for Figure 9 that hold its numbers were written or kept when the answers were
-        known. {disks.disks_summary(found)}""",
-    ]  # fmt: skip
-    return "\n".join(paragraph(" ".join(each.split()), bullet=True) for each in told)
+def static_rows(found: Found) -> Rows:
+    for run, seconds in found.simulated:
+        values = [fit.static_run_s(each.parameters, run.awareness, run.batch) for each in found.fits]
+        yield [*static_cells(run, seconds), range_text(values)]
+
+
+def static_cells(run: paper.Run, seconds: float) -> list[str]:
+    said = f"{run.seconds:,.0f} to {run.most:,.0f}" if run.most else f"{run.seconds:,.0f}"
+    name = awareness_name(run.awareness)
+    return [run.figure, name, f"{run.batch:,}", said, f"{seconds:,.0f}", f"{run.error(seconds):+.1%}"]
+
+
+def _largest_deviation(found: Found) -> float:
+    """Return the largest difference between the closed form and the simulator."""
+    first = found.fits[0].parameters
+    return max(
+        abs(fit.static_run_s(first, run.awareness, run.batch) / seconds - 1.0) for run, seconds in found.simulated
+    )
+
+
+def ratio_rows(found: Found) -> Rows:
+    runs = [run for run, _ in found.simulated]
+    simulated = {(run.awareness, run.batch): seconds for run, seconds in found.simulated}
+    every = [
+        {(run.awareness, run.batch): fit.static_run_s(each.parameters, run.awareness, run.batch) for run in runs}
+        for each in found.fits
+    ]
+
+    def reduction(times: Mapping[tuple[Awareness, int], float], one: paper.Reduction) -> float:
+        return 1.0 - times[one.awareness, BATCH] / times[one.against, BATCH]
+
+    def batch_spread(times: Mapping[tuple[Awareness, int], float]) -> float:
+        full = [seconds for (awareness, _), seconds in times.items() if awareness is Awareness.FULL]
+        return max(full) / min(full) - 1.0
+
+    for one in paper.REDUCTIONS:
+        words = f"RQ1: {NAMES[one.awareness]} takes less time than {NAMES[one.against]}, calls of {BATCH}, by"
+        values = [reduction(times, one) for times in every]
+        yield [words, f"{one.part:.1%}", f"{reduction(simulated, one):.1%}", range_text(values, ".1%")]
+    if len(runs) == len(paper.RUNS):  # A quick run omits the smallest calls.
+        words = "RQ2: full takes longer with its worst size of calls than with its best, by"
+        values = [batch_spread(times) for times in every]
+        yield [words, f"{paper.SPREAD:.1%}", f"{batch_spread(simulated):.1%}", range_text(values, ".1%")]
+
+
+def parameter_rows(found: Found) -> Rows:
+    for name, bound in fit.BOUNDS.items():
+        values = [getattr(each.parameters, name) for each in found.fits]
+        shown = [_parameter_text(name, value) for value in (bound.low, bound.high, values[0], min(values), max(values))]
+        yield [name, f"{shown[0]} to {shown[1]}", shown[2], f"{shown[3]} to {shown[4]}", bound.why]
+
+
+def _parameter_text(name: str, value: float) -> str:
+    if name.endswith("bytes_per_s"):
+        return f"{show_bytes(value)}/s"
+    if name == "warm_items":
+        return f"{value:.0f}"
+    return f"{value:.2g} s" if 0.001 <= value < 1 else f"{value:.3g} s" if value >= 1 else "0 s"
+
+
+def gpu_kind_rows(found: Found) -> Rows:
+    for kind, count in paper.TABLE_1.items():
+        cells = [f"{kind} (fitted)" if kind in (paper.A10, paper.TITAN) else kind, f"{count:.0f}"]
+        for _, peaks in PEAKS:
+            values = [worlds.item_s(each.parameters, kind, peaks=peaks) for each in found.fits]
+            cells += [f"{peaks[kind]:g}", f"{values[0]:.2g} ({min(values):.2g} to {max(values):.2g})"]
+        yield [*cells, "TITAN X" if kind in paper.OLD else "A10"]

@@ -47,14 +47,12 @@ def world(
     p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
         files=(Files("model", Size(paper.MODEL_BYTES)), Files("environment", Size(paper.ENVIRONMENT_BYTES))),
-        device_memory_bytes=Size(paper.LOADED_BYTES),
+        device_memory_bytes=Size(paper.LOADED_BYTES), call_s={"": Duration(p.call_s)},
         load_s={kind: Duration((1.0 - reads) * load_s(p, kind)) for kind in pools},
-        call_s={"": Duration(p.call_s)},
-        item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools},
-        warm_items=int(p.warm_items),
+        item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools}, warm_items=int(p.warm_items),
         warm_item_s=Duration(p.warm_item_s),
         page_cache=sharing is None,  # The files exceed the 10 GB of worker memory (§4.1).
-    )
+    )  # fmt: skip
     sources = tuple(
         SourceModel(
             name=f"pool-{number}", kind=kind, capacity=steps, boot_s=Duration(p.boot_s), rule=Rule.FIXED,
@@ -62,11 +60,8 @@ def world(
         )
         for number, (kind, steps) in enumerate(pools.items())
     )  # fmt: skip
-    links = Links(
-        shared=Rate(paper.SHARED_BYTES_PER_S),
-        shared_node=Rate(p.shared_node_bytes_per_s),
-        network=Rate(p.network_bytes_per_s),
-    )
+    shared, node, network = map(Rate, (paper.SHARED_BYTES_PER_S, p.shared_node_bytes_per_s, p.network_bytes_per_s))
+    links = Links(shared=shared, shared_node=node, network=network)
     devices = dict.fromkeys(pools, DeviceKind(_GPU_BYTES))
     return World(devices=devices, sources=sources, contexts={"llm": context}, links=links, delays=Delays())
 
@@ -132,6 +127,10 @@ def vanishing_pools(
             goes_at += paper.PREEMPTED_EVERY_S
         pools[kind] = tuple(steps)
     return pools
+
+
+def last_loss_s(pools: Pools) -> float:
+    return max(at_s for steps in pools.values() for at_s, _ in steps)
 
 
 def growing_pools(

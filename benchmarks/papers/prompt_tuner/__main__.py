@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import msgspec
 
 from benchmarks.harness import Clock
 from benchmarks.papers import common
 from benchmarks.papers.prompt_tuner import report
-from benchmarks.papers.prompt_tuner.grid import Grid, read_grid
-from benchmarks.papers.prompt_tuner.record import Record, read_record, write_record
-from benchmarks.papers.prompt_tuner.searching import Runs, book_of, judged_runs, search
+from benchmarks.papers.prompt_tuner.scenarios import Grid, read_grid
+from benchmarks.papers.prompt_tuner.searching import Record, book_of, judged_runs, read_record, runs_in, search
 
 PAGE = "prompttuner.md"
 QUICK_SMALLER = 4
@@ -27,34 +25,22 @@ def quick(grid: Grid) -> Grid:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    ask = common.options(
-        "prompt_tuner", __doc__, jobs=None, out=None,
-        runs={"type": Path, "default": Path("runs/reproduce-tuner"), "help": "folder for runs [%(default)s]"},
-        page_only=None, quick=None,
-    )  # fmt: skip
-    asked = common.parse_options(ask, arguments)
-    if asked.runs.exists() and not asked.runs.is_dir():
-        ask.error(f"--runs {asked.runs}: not a folder")
-    stopped = f"the page is unchanged; the same command continues {asked.runs}"
-    return common.exit_status(lambda: _reproduce(asked), stopped=stopped)
+    runs = {"type": common.folder, "default": "runs/reproduce-tuner", "help": "folder for runs [%(default)s]"}
+    return common.reproduce(
+        "prompt_tuner", PAGE, __doc__, _reproduce, arguments, jobs={}, out={}, runs=runs, page_only={}, quick={}
+    )
 
 
-def _reproduce(asked: argparse.Namespace) -> int:
-    asked.out.mkdir(parents=True, exist_ok=True)
+def _reproduce(asked: argparse.Namespace) -> str:
     path = asked.out / report.RECORD
     if not asked.page_only:
-        write_record(path, evaluate(Runs(asked.runs, jobs=asked.jobs), look=asked.quick))
-    record = read_record(path)
-    common.write_page(asked.out / PAGE, report.write(record))
-    return 0
-
-
-def evaluate(runs: Runs, *, look: bool) -> Record:
-    clock, grid = Clock("python -m benchmarks.papers.prompt_tuner"), read_grid()
-    grid = quick(grid) if look else grid
-    book = book_of(runs, grid, tell=common.progress_printer("runs"), smaller=QUICK_SMALLER if look else 1)
-    book.bring(judged_runs(search(book), grid))
-    return Record(clock.facts(), grid, tuple(sorted(book.kept.values(), key=lambda run: run.name)))
+        clock, grid = Clock("python -m benchmarks.papers.prompt_tuner"), read_grid()
+        grid = quick(grid) if asked.quick else grid
+        book = book_of(runs_in(asked.runs), grid, jobs=asked.jobs, smaller=QUICK_SMALLER if asked.quick else 1)
+        book.bring(judged_runs(search(book), grid))
+        runs = sorted(book.kept.values(), key=lambda run: run.name)
+        common.write_record(path, Record(clock.facts(), grid, tuple(runs)))
+    return report.write(read_record(path))
 
 
 if __name__ == "__main__":

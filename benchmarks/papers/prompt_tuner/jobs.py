@@ -95,8 +95,11 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def jobs(counts: Mapping[str, int], parameters: Parameters, *, seed: int) -> list[Job]:
-    times = _times(counts, parameters, seed)
-    found = [job for name, at_s in times.items() for job in _of_model(MODELS[name], at_s, parameters, seed)]
+    times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
+    order = iter(sorted(range(len(times)), key=Stream(seed, "tuning/models").uniform))
+    found: list[Job] = []
+    for name, count in counts.items():
+        found += _of_model(MODELS[name], sorted(times[place] for place in islice(order, count)), parameters, seed)
     return sorted(found, key=lambda job: job.at_s)
 
 
@@ -122,27 +125,19 @@ def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> A
     )  # fmt: skip
 
 
-def _times(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
-    times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
-    chance = Stream(seed, "tuning/models")
-    order = sorted(range(len(times)), key=chance.uniform)
-    taken = iter(order)
-    return {name: sorted(times[place] for place in islice(taken, count)) for name, count in counts.items()}
-
-
 def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed: int) -> list[Job]:
     low, high = model.speedup
     streams = {what: Stream(seed, f"tuning/{model.name}/{what}") for what in ("durations", "replicas", "speedups")}
-    return [
-        Job(
-            at_s,
-            model.name,
-            _duration_s(streams["durations"].normal(number), parameters),
-            _replicas(streams["replicas"].uniform(number), parameters),
-            float(low * (high / low) ** streams["speedups"].uniform(number)),
+    found = []
+    for number, at_s in enumerate(times):
+        duration_s = parameters.duration_median_s * math.exp(
+            parameters.duration_spread * streams["durations"].normal(number)
         )
-        for number, at_s in enumerate(times)
-    ]
+        duration_s = min(max(duration_s, parameters.duration_least_s), parameters.duration_most_s)
+        replicas = _replicas(streams["replicas"].uniform(number), parameters)
+        speedup = float(low * (high / low) ** streams["speedups"].uniform(number))
+        found.append(Job(at_s, model.name, duration_s, replicas, speedup))
+    return found
 
 
 def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = paper.MINUTES) -> list[float]:
@@ -168,11 +163,6 @@ def _per_minute(count: int, stream: Stream, *, peak: float, minutes: int) -> lis
         open_minutes = [minute for minute in others if counts[minute] < most]
         counts[max(open_minutes, key=lambda minute: shares[minute] / (2 * counts[minute] + 1))] += 1
     return counts
-
-
-def _duration_s(normal: float, parameters: Parameters) -> float:
-    drawn = parameters.duration_median_s * math.exp(parameters.duration_spread * normal)
-    return min(max(drawn, parameters.duration_least_s), parameters.duration_most_s)
 
 
 def _replicas(uniform: float, parameters: Parameters) -> int:

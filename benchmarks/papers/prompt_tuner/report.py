@@ -1,38 +1,133 @@
-"""Write `docs/reproduction/prompttuner.md` from its record."""
+"""Write `docs/reproduction/prompttuner.md` from its record.
+
+A number of the paper is a difference: percentage points of late jobs, or percent of our cost. A drawn set meets a
+number if the error is at most a given share of the number. Two numbers conflict if sets meet each number but no set
+meets both numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
 from benchmarks import quoted_records
-from benchmarks.papers.prompt_tuner import conflicts, paper
+from benchmarks.papers import common
+from benchmarks.papers.prompt_tuner import paper, scenarios
 from benchmarks.papers.prompt_tuner.jobs import MODELS
-from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Record, mean_text
-from benchmarks.papers.prompt_tuner.scenarios import (
-    ELASTIC_FLOW,
-    HEAVY,
-    LITERAL,
-    MEDIUM,
-    NO_BANK,
-    OURS,
-    PARTS,
-    VICUNA,
-    Group,
-    Part,
-    baselines,
-)
-from benchmarks.papers.prompt_tuner.searching import count_right_signs, search
-from benchmarks.tables import head, paragraph, row
+from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, HEAVY, LITERAL, MEDIUM, OURS, PARTS, VICUNA, Group
+from benchmarks.papers.prompt_tuner.searching import Book, Evaluation, Record, count_right_signs, mean_text, search
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
 PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
 BARS = {"infless": (10.0, 1.2), "elastic-flow": (30.0, 1.8)}
 """Our targets, below the numbers of the paper: points of late jobs, and multiples of our cost."""
+Rows = Iterator[list[str]]
+
+
+class Number(msgspec.Struct, frozen=True):
+    """A number of the paper with its computation. `of_parts`: known only for examined sets."""
+
+    what: str
+    low: float
+    high: float
+    of: Callable[[Evaluation], float]
+    of_parts: bool = False
+
+    def deviation(self, value: float) -> float:
+        nearest = min(max(value, self.low), self.high)
+        return abs(value - nearest) / abs(nearest)
+
+    @property
+    def said(self) -> str:
+        return f"{self.low:.3g}" if self.low == self.high else f"{self.low:.3g} to {self.high:.3g}"
+
+
+def _numbers() -> Iterator[Number]:
+    late = paper.TABLE_8["whole"].violations
+    yield Number("ours late, %", late, late, lambda one: fmean(one.late(MEDIUM)))
+    low, high = paper.FEWER_POINTS["infless"]
+    yield Number("INFless behind, points", low, high, partial(_fewer_points, LITERAL))
+    more = 100.0 / (1.0 - paper.SAVED / 100.0) - 100.0
+    yield Number("INFless's cost, % more", more, more, partial(_cost_increase, LITERAL))
+    low, high = paper.FEWER_POINTS["elastic-flow"]
+    yield Number("ElasticFlow behind, points", low, high, partial(_fewer_points, ELASTIC_FLOW))
+    for part in PARTS:
+        yield Number(f"{part.what}, points", *part.points, partial(_fewer_points, part.system), of_parts=True)
+        low, high = (100.0 * times - 100.0 for times in part.times)
+        if max(abs(low), abs(high)) > _SMALL:
+            yield Number(f"{part.what}, % of cost", low, high, partial(_cost_increase, part.system), of_parts=True)
+
+
+def _fewer_points(system: scenarios.System, one: Evaluation) -> float:
+    return one.points(MEDIUM, system).mean
+
+
+def _cost_increase(system: scenarios.System, one: Evaluation) -> float:
+    return 100.0 * one.times(MEDIUM, system).mean - 100.0
+
+
+_SMALL = 2.0
+"""Percent of cost below which a number has no limit, because seeds differ by more."""
+
+
+NUMBERS = tuple(_numbers())
+MAIN = NUMBERS[:4]
+
+
+class Single(msgspec.Struct, frozen=True):
+    """A number, index and value of the closest set, and the sets within the limit."""
+
+    number: Number
+    closest: int
+    value: float
+    within: int
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two numbers, the set closest to both numbers, and the values of this set."""
+
+    numbers: tuple[Number, Number]
+    closest: int
+    values: tuple[float, float]
+    off: float
+    conflict: bool
+
+
+def singles(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float) -> list[Single]:
+    found = []
+    for number in NUMBERS:
+        values = _values(number, sets, looked_at)
+        closest = min(values, key=lambda place: number.deviation(values[place]))
+        within = sum(number.deviation(value) <= limit for value in values.values())
+        found.append(Single(number, closest, values[closest], within))
+    return found
+
+
+def pairs(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float) -> list[Pair]:
+    """Return all pairs of main numbers, and all other conflicting pairs."""
+    met = {single.number.what for single in singles(sets, looked_at, limit=limit) if single.within}
+    found = []
+    for one, other in combinations(NUMBERS, 2):
+        first, second = _values(one, sets, looked_at), _values(other, sets, looked_at)
+        both = first.keys() & second.keys()
+        off = {place: max(one.deviation(first[place]), other.deviation(second[place])) for place in both}
+        closest = min(sorted(off), key=off.__getitem__)
+        conflict = {one.what, other.what} <= met and off[closest] > limit
+        if conflict or (one in MAIN and other in MAIN):
+            found.append(Pair((one, other), closest, (first[closest], second[closest]), off[closest], conflict))
+    return found
+
+
+def _values(number: Number, sets: Sequence[Evaluation], looked_at: Sequence[int]) -> dict[int, float]:
+    places = looked_at if number.of_parts else range(len(sets))
+    return {place: number.of(sets[place]) for place in places}
 
 
 class Page:
@@ -41,36 +136,43 @@ class Page:
     """
 
     def __init__(self, record: Record) -> None:
-        self.record, self.grid = record, record.grid
-        self.book = Book(record.grid, record.runs)
+        self.grid, self.book = record.grid, Book(record.grid, record.runs)
         self.found = search(self.book)
-        self.one = Evaluation(self.book, self.found.headline, self.grid.judge.seeds)
-        seeds = self.grid.judge.seeds
-        self.some = Evaluation(self.book, self.found.headline, seeds[: self.grid.judge.parts])
-        self.few = Evaluation(self.book, self.found.headline, seeds[: self.grid.judge.few])
-        self.baselines = baselines(self.found.tuned)
+        judge = record.grid.judge
+        self.one, self.some, self.few = (
+            Evaluation(self.book, self.found.headline, judge.seeds[:count])
+            for count in (None, judge.parts, judge.few)
+        )  # fmt: skip
+        self.baselines = scenarios.baselines(self.found.tuned)
         self.sets = [Evaluation(self.book, choice, self.grid.search.seeds) for choice in self.found.drawn]
         self.looked_at = [self.found.drawn.index(choice) for choice in self.found.looked_at]
+        self.singles = singles(self.sets, self.looked_at, limit=judge.conflict)
+        self.pairs = pairs(self.sets, self.looked_at, limit=judge.conflict)
 
-    def without(self, part: Part) -> tuple[MeanEstimate, MeanEstimate]:
+    def without(self, part: scenarios.Part) -> tuple[MeanEstimate, MeanEstimate]:
         """Return points and relative cost of the scheduler without a part."""
         return self.some.points(MEDIUM, part.system), self.some.times(MEDIUM, part.system)
+
+    def allocated(self, group: Group) -> MeanEstimate:
+        return estimate([100.0 * run.allocated for run in self.few.runs(group, ELASTIC_FLOW)])
 
 
 def write(record: Record) -> str:
     page = Page(record)
-    return PAGE.read_text().format(
-        grid=page.grid,
-        short=summary(page), made=paragraph(_origin_text(page)), bars=bars(page), parts=parts(page),
-        heavy=heavy_load_table(page),
-        vicuna=vicuna_table(page), sets=parameter_sets_table(page),
-        singles=numbers_table(page), pairs=pairs_table(page), tuning=tuning_text(page),
-        models=_models(page), not_ours=paragraph(_own_measurements_text()),
-        communication=quoted_records.communication(),
-        parameters={name: _value_text(each) for name, each in msgspec.structs.asdict(_parameters(page)).items()},
+    grid, headline = page.grid, page.found.headline
+    parameters = msgspec.structs.asdict(headline.parameters(grid))
+    return common.page(
+        PAGE, grid=grid, paper=paper, made=record.facts.line(), **summary(page),
+        searched=_seeds_text((*grid.search.seeds, *grid.search.more_seeds)), judged=_seeds_text(grid.judge.seeds),
+        bars=bar_rows(page), parts=part_rows(page), heavy=heavy_load_rows(page), vicuna=vicuna_rows(page),
+        sets=parameter_set_rows(page),
+        finalists="; ".join(_finalists(page)), singles=number_rows(page), pairs=pair_rows(page), literal=LITERAL,
+        tuned=page.found.tuned, tuning_seeds=_seeds_text(grid.search.tuning_seeds), models=_model_rows(page),
+        induced_prompt=quoted_records.induced_prompt_text(), communication=quoted_records.communication(),
+        parameters={name: _value_text(each) for name, each in parameters.items()},
         fixed_costs=quoted_records.fixed_costs(), prompt_spread=quoted_records.prompt_spread(),
-        chosen_prompt=quoted_records.chosen_prompt(), few=_seed_count_text(page.grid.judge.few),
-        many=len(page.grid.judge.seeds), some=page.grid.judge.parts,
+        chosen_prompt=quoted_records.chosen_prompt(),
+        few=f"{grid.judge.few} seeds" if grid.judge.few > 1 else "1 seed", many=len(grid.judge.seeds),
     )  # fmt: skip
 
 
@@ -86,13 +188,17 @@ class Bar(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        return verdict(self.found, self.wanted)
+        if self.found.low >= self.wanted:
+            return "met"
+        return "by the mean only" if self.found.mean >= self.wanted else "**missed**"
 
+    @property
+    def text(self) -> str:
+        return mean_text(self.found, digits=self.digits)
 
-def verdict(found: MeanEstimate, wanted: float) -> str:
-    if found.low >= wanted:
-        return "met"
-    return "by the mean only" if found.mean >= wanted else "**missed**"
+    @property
+    def judged(self) -> str:
+        return f"(our bar is {self.wanted:g}: {self.verdict.strip('*')})"
 
 
 def baseline_bars(page: Page) -> Iterator[Bar]:
@@ -104,52 +210,39 @@ def baseline_bars(page: Page) -> Iterator[Bar]:
         yield Bar(name, "times our cost", times, page.one.times(MEDIUM, system), said, 2)
 
 
-def bars(page: Page) -> str:
-    lines = head("baseline", "what", "paper", "our bar", "here", "")
+def bar_rows(page: Page) -> Rows:
     for bar in baseline_bars(page):
-        lines.append(row(bar.name, bar.what, bar.paper, f"{bar.wanted:g}", mean_text(bar.found, digits=bar.digits),
-                         bar.verdict))  # fmt: skip
-    return "\n".join(lines)
+        yield [bar.name, bar.what, bar.paper, f"{bar.wanted:g}", bar.text, bar.verdict]
 
 
-def summary(page: Page) -> str:
-    told = [_paper_claim(), *_findings(page), *_reasons(page)]
-    return "\n".join(paragraph(one, bullet=True) for one in told)
-
-
-def _paper_claim() -> str:
-    infless, elastic = ("{:g} to {:g}".format(*paper.FEWER_POINTS[name]) for name in ("infless", "elastic-flow"))
-    saved = "{:g} to {:g}".format(*paper.BANK_SAVED)
-    return f"""*The paper claims* {infless} points fewer late jobs than INFless and {elastic} points fewer than
-        ElasticFlow, and {paper.SAVED:g} % less cost than INFless at S = 1. Each part of its scheduler reduces late
-        jobs, and its bank saves {saved} % of the cost."""
-
-
-def _findings(page: Page) -> Iterator[str]:
-    grid, one = page.grid, page.one
-    late = estimate(one.late(MEDIUM))
-    off = grid.search.deviation(late.mean)
-    within = "within" if abs(off) <= grid.search.within else "outside"
-    yield f"""*We find*, on {len(grid.judge.seeds)} seeds that the search has not seen, {mean_text(late)} % late jobs
-        with our scheduler. The paper has {grid.search.late:g} %: the headline set is {within} its limit of
-        {grid.search.within:.0%} ({off:+.0%})."""
-    every = list(baseline_bars(page))
-    for points, times in zip(every[::2], every[1::2], strict=True):
-        yield f"""{points.name}: {mean_text(points.found)} points more late jobs (our bar is {points.wanted:g}:
-            {_plain_verdict(points)}) at {mean_text(times.found, digits=2)} times the cost (our bar is {times.wanted:g}:
-            {_plain_verdict(times)})."""
-    right = [verdict == _AS_SAID for verdicts in part_signs(page) for verdict in verdicts]
+def summary(page: Page) -> dict[str, Any]:
+    """Return the values in the introduction."""
+    grid, late = page.grid, estimate(page.one.late(MEDIUM))
+    off, every = grid.search.deviation(late.mean), list(baseline_bars(page))
+    signs = [sign == _AS_SAID for both in part_signs(page) for sign in both]
     wrong = "; ".join(_disagreeing_parts(page))
-    yield f"""Parts of the scheduler: {sum(right)} of {len(right)} signs agree with the paper by the whole interval.
-        {f"By the mean, these disagree: {wrong}." if wrong else "By the mean, all agree."}"""
-    saved, fewer = page.some.saved(MEDIUM, NO_BANK), page.some.points(MEDIUM, NO_BANK)
-    said = "{:g} to {:g} %, {:g} to {:g} points".format(*paper.BANK_SAVED, *paper.BANK_FEWER_POINTS)
-    ours = f"{mean_text(saved)} % of the cost and {mean_text(fewer)} points of late jobs"
-    yield f"The bank saves {ours} (the paper: {said})."
-
-
-def _plain_verdict(bar: Bar) -> str:
-    return bar.verdict.strip("*")
+    saved, fewer = page.some.saved(MEDIUM, scenarios.NO_BANK), page.some.points(MEDIUM, scenarios.NO_BANK)
+    never = [single.number.what for single in page.singles if not single.within]
+    count = sum(pair.conflict for pair in page.pairs)
+    conflict = f"""{count} pairs of numbers conflict under seed 1 (sets meet each, no set meets both); one seed is weak
+        evidence, and the table says what the headline set has under new seeds."""
+    more = [page.sets[place].points(MEDIUM, PARTS[2].system).mean for place in page.looked_at]
+    return {
+        "late": mean_text(late), "off": off, "within": "within" if abs(off) <= grid.search.within else "outside",
+        "baselines": common.bullets(
+            f"{points.name}: {points.text} points more late jobs {points.judged} at {times.text} times the cost"
+            f" {times.judged}."
+            for points, times in zip(every[::2], every[1::2], strict=True)
+        ),
+        "right": sum(signs), "signs": len(signs),
+        "wrong": f"By the mean, these disagree: {wrong}." if wrong else "By the mean, all agree.",
+        "saved": mean_text(saved), "fewer": mean_text(fewer), "drawn": len(page.sets),
+        "never": f"these {len(never)} numbers: {'; '.join(never)}" if never else "no single number",
+        "conflicts": conflict if count
+        else "The other numbers do not conflict in pairs: for each pair, a set is within the limit of both.",
+        "budget_points": PARTS[2].points[0], "least_more": min(more), "most_more": max(more), "budget_sets": len(more),
+        "few_allocated": mean_text(page.allocated(VICUNA[0])), "many_allocated": mean_text(page.allocated(VICUNA[1])),
+    }  # fmt: skip
 
 
 def _disagreeing_parts(page: Page) -> Iterator[str]:
@@ -161,34 +254,7 @@ def _disagreeing_parts(page: Page) -> Iterator[str]:
             yield f"{part.what} {mean_text(times, digits=2)} times the cost"
 
 
-def _reasons(page: Page) -> Iterator[str]:
-    limit = page.grid.judge.conflict
-    alone = conflicts.singles(page.sets, page.looked_at, limit=limit)
-    never = [single.number.what for single in alone if not single.within]
-    both = [pair for pair in conflicts.pairs(page.sets, page.looked_at, limit=limit) if pair.conflict]
-    yield f"""*Why it differs*: the paper's trace is not public, so our jobs are drawn from its text. Of
-        {len(page.sets)} sets of assumptions, no set is within {limit:.0%} of
-        {f"these {len(never)} numbers: {'; '.join(never)}" if never else "no single number"}.
-        {_conflicts_text(len(both))}"""
-    budget = PARTS[2]
-    more = [page.sets[place].points(MEDIUM, budget.system).mean for place in page.looked_at]
-    yield f"""The paper's SLOs are minutes (§1, §5.3), and its latency budget reduces late jobs by {budget.points[0]:g}
-        points. With a median SLO of {page.grid.slo_s:g} s or more, the budget refuses few lookups or none: without it,
-        late jobs change by {min(more):.1f} to {max(more):.1f} points in the {len(more)} sets that ran without it."""
-    few, many = (_allocated(page, group) for group in VICUNA)
-    yield f"""The paper's 56 % of allocated GPUs under ElasticFlow (Figure 3a) is no anchor any more. It is of Vicuna's
-        jobs alone, and the text does not give their number: with 65 jobs we find {mean_text(few)} %, with 195 jobs
-        {mean_text(many)} %."""
-
-
 _AS_SAID = "as in the paper"
-
-
-def _conflicts_text(count: int) -> str:
-    if not count:
-        return "The other numbers do not conflict in pairs: for each pair, a set is within the limit of both."
-    return f"""{count} pairs of numbers conflict under seed 1 (sets meet each, no set meets both); one seed is weak
-        evidence, and the table says what the headline set has under new seeds."""
 
 
 def part_signs(page: Page) -> Iterator[tuple[str, str]]:
@@ -198,154 +264,94 @@ def part_signs(page: Page) -> Iterator[tuple[str, str]]:
         yield _sign(points, 0.0), _sign(times, 1.0, below=not part.dearer)
 
 
-def parts(page: Page) -> str:
-    lines = head("scheduler", "paper: points", "here", "sign", "paper: times the cost", "here", "sign")
-    for part, verdicts in zip(PARTS, part_signs(page), strict=True):
-        points, times = page.without(part)
-        lines.append(row(
-            part.what, _range_text(part.points, "+.1f"), mean_text(points, sign=True), verdicts[0],
-            _range_text(part.times, ".2f"), mean_text(times, digits=2), verdicts[1],
-        ))  # fmt: skip
-    return "\n".join(lines)
-
-
-def _range_text(said: tuple[float, float], how: str) -> str:
-    return " to ".join(f"{value:{how}}" for value in dict.fromkeys(said))
-
-
 def _sign(found: MeanEstimate, neutral: float, *, below: bool = False) -> str:
     if not ((found.mean < neutral) if below else (found.mean > neutral)):
         return "**not as in the paper**"
     return _AS_SAID if (found.high < neutral if below else found.low > neutral) else "by the mean only"
 
 
-def heavy_load_table(page: Page) -> str:
-    systems = {"ours": OURS, "INFless, literal": LITERAL, "ElasticFlow": ELASTIC_FLOW}
-    lines = head("jobs", *(f"{name}: late, %" for name in systems), *(f"{name}: $" for name in systems))
+def part_rows(page: Page) -> Rows:
+    for part, (sign, cost_sign) in zip(PARTS, part_signs(page), strict=True):
+        points, times = page.without(part)
+        yield [
+            part.what, _range_text(part.points, "+.1f"), mean_text(points, sign=True), sign,
+            _range_text(part.times, ".2f"), mean_text(times, digits=2), cost_sign,
+        ]  # fmt: skip
+
+
+def _range_text(said: tuple[float, float], how: str) -> str:
+    return " to ".join(f"{value:{how}}" for value in dict.fromkeys(said))
+
+
+def heavy_load_rows(page: Page) -> Rows:
+    systems = (OURS, LITERAL, ELASTIC_FLOW)
     for group in HEAVY:
-        late = [mean_text(estimate(page.few.late(group, system))) for system in systems.values()]
-        lines.append(row(group.name, *late, *(mean_text(page.few.cost(group, system)) for system in systems.values())))
-        said = [paper.TABLE_7[group.name][system.policy] for system in systems.values()]
-        numbers = (f"{number:g}" for number in (*(one.violations for one in said), *(one.cost for one in said)))
-        lines.append(row(f"{group.name}, the paper", *numbers))
-    return "\n".join(lines)
+        late = (mean_text(estimate(page.few.late(group, system))) for system in systems)
+        yield [group.name, *late, *(mean_text(page.few.cost(group, system)) for system in systems)]
+        said = [paper.TABLE_7[group.name][system.policy] for system in systems]
+        numbers = (*(one.violations for one in said), *(one.cost for one in said))
+        yield [f"{group.name}, the paper", *(f"{number:g}" for number in numbers)]
 
 
-def vicuna_table(page: Page) -> str:
+def vicuna_rows(page: Page) -> Rows:
     mean, most = (100.0 * share for share in paper.INITIALISATION)
-    starting = "INFless, literal: instances start, % of latency"
-    lines = head("jobs", "ElasticFlow: allocated GPUs, %", "paper (3a)", starting, "paper (3b)")
     for group in VICUNA:
         runs = page.few.runs(group, LITERAL)
-        starts = estimate([100.0 * run.start_share for run in runs])
+        starts = mean_text(estimate([100.0 * run.start_share for run in runs]))
         longest = 100.0 * max(run.start_most for run in runs)
-        lines.append(row(group.name, mean_text(_allocated(page, group)), "56",
-                         f"{mean_text(starts)}, at most {longest:.0f}", f"{mean:.0f}, at most {most:.0f}"))  # fmt: skip
-    return "\n".join(lines)
+        allocated = mean_text(page.allocated(group))
+        yield [group.name, allocated, "56", f"{starts}, at most {longest:.0f}", f"{mean:.0f}, at most {most:.0f}"]
 
 
-def _allocated(page: Page, group: Group) -> MeanEstimate:
-    return estimate([100.0 * run.allocated for run in page.few.runs(group, ELASTIC_FLOW)])
-
-
-def parameter_sets_table(page: Page) -> str:
-    names = list(page.found.headline.values(page.grid))
-    lines = head("set", *(f"`{name}`" for name in names), "ours late, %", "INFless: points", "times the cost",
-                 "ElasticFlow: points", "times the cost", "right signs")  # fmt: skip
+def parameter_set_rows(page: Page) -> Rows:
     for number, one in enumerate(page.sets, 1):
-        values = (f"{value}" for value in one.choice.values(page.grid).values())
-        chosen = f"**{number}**" if one.choice == page.found.headline else f"{number}"
-        right = f"{count_right_signs(one).right} of {2 * len(PARTS)}" if one.choice in page.found.looked_at else ""
-        lines.append(row(
-            chosen, *values, f"{fmean(one.late(MEDIUM)):.1f}", f"{one.points(MEDIUM, LITERAL).mean:.1f}",
-            f"{one.times(MEDIUM, LITERAL).mean:.2f}", f"{one.points(MEDIUM, ELASTIC_FLOW).mean:.1f}",
-            f"{one.times(MEDIUM, ELASTIC_FLOW).mean:.2f}", right,
-        ))  # fmt: skip
-    return "\n".join([*lines, "", paragraph(_finalists(page))])
+        compared = [
+            f"{value:.{digits}f}"
+            for system in (LITERAL, ELASTIC_FLOW)
+            for value, digits in ((one.points(MEDIUM, system).mean, 1), (one.times(MEDIUM, system).mean, 2))
+        ]
+        yield [
+            f"**{number}**" if one.choice == page.found.headline else f"{number}",
+            *map(str, one.choice.values(page.grid).values()), f"{fmean(one.late(MEDIUM)):.1f}", *compared,
+            f"{count_right_signs(one)} of {2 * len(PARTS)}" if one.choice in page.found.looked_at else "",
+        ]  # fmt: skip
 
 
-def _finalists(page: Page) -> str:
-    seeds = (*page.grid.search.seeds, *page.grid.search.more_seeds)
-    told = []
+def _finalists(page: Page) -> Iterator[str]:
+    asked = page.grid.search
     for choice in page.found.finalists:
-        late = fmean(Evaluation(page.book, choice, seeds).late(MEDIUM))
-        told.append(
-            f"set {page.found.drawn.index(choice) + 1} has {late:.1f} % ({page.grid.search.deviation(late):+.0%})"
-        )
-    return f"""Finalists, over {_seeds_text(seeds)}: {"; ".join(told)}. The headline set is in bold."""
-
-
-def _seed_count_text(seeds: int) -> str:
-    return f"{seeds} seeds" if seeds > 1 else "1 seed"
+        late = fmean(Evaluation(page.book, choice, (*asked.seeds, *asked.more_seeds)).late(MEDIUM))
+        yield f"set {page.found.drawn.index(choice) + 1} has {late:.1f} % ({asked.deviation(late):+.0%})"
 
 
 def _seeds_text(numbers: tuple[int, ...]) -> str:
     return f"seeds {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"seed {numbers[0]}"
 
 
-def numbers_table(page: Page) -> str:
-    limit = page.grid.judge.conflict
-    lines = head("number", "paper", "closest", "in set", f"sets within {limit:.0%}")
-    for single in conflicts.singles(page.sets, page.looked_at, limit=limit):
-        count = len(page.looked_at if single.number.of_parts else page.sets)
-        lines.append(row(single.number.what, single.number.said, f"{single.value:.1f}", f"{single.closest + 1}",
-                         f"{single.within} of {count}"))  # fmt: skip
-    return "\n".join(lines)
+def number_rows(page: Page) -> Rows:
+    for single in page.singles:
+        within = f"{single.within} of {len(page.looked_at if single.number.of_parts else page.sets)}"
+        yield [single.number.what, single.number.said, f"{single.value:.1f}", f"{single.closest + 1}", within]
 
 
-def pairs_table(page: Page) -> str:
-    limit = page.grid.judge.conflict
-    lines = head("pair", "paper", "closest to both", "in set", "off by at most", "", "headline set, new seeds")
-    for pair in conflicts.pairs(page.sets, page.looked_at, limit=limit):
+def pair_rows(page: Page) -> Rows:
+    for pair in page.pairs:
         one, other = pair.numbers
-        judged = "**conflict**" if pair.conflict else "met" if pair.off <= limit else "a number alone is not met"
-        values = "; ".join(f"{value:.1f}" for value in pair.values)
-        lines.append(row(f"{one.what}; {other.what}", f"{one.said}; {other.said}", values, f"{pair.closest + 1}",
-                         f"{pair.off:.0%}", judged, _headline_pair_text(page, pair)))  # fmt: skip
-    return "\n".join(lines)
+        judged = "met" if pair.off <= page.grid.judge.conflict else "a number alone is not met"
+        headline = [number.of(page.some) for number in pair.numbers]
+        off = max(number.deviation(value) for number, value in zip(pair.numbers, headline, strict=True))
+        shown, here = ("; ".join(f"{value:.1f}" for value in values) for values in (pair.values, headline))
+        yield [
+            f"{one.what}; {other.what}", f"{one.said}; {other.said}", shown, f"{pair.closest + 1}", f"{pair.off:.0%}",
+            "**conflict**" if pair.conflict else judged, f"{here}: off by {off:.0%}",
+        ]  # fmt: skip
 
 
-def _headline_pair_text(page: Page, pair: conflicts.Pair) -> str:
-    """Return text on how far the headline set misses a pair of numbers under the seeds of scheduler parts."""
-    values = [number.of(page.some) for number in pair.numbers]
-    off = max(number.deviation(value) for number, value in zip(pair.numbers, values, strict=True))
-    return f"{'; '.join(f'{value:.1f}' for value in values)}: off by {off:.0%}"
-
-
-def tuning_text(page: Page) -> str:
-    return paragraph(f"""*INFless, literal* is `{LITERAL}`. *INFless, tuned* is `{page.found.tuned}`: the best of 8
-        settings with the headline set under {_seeds_text(page.grid.search.tuning_seeds)}. No source gives INFless the
-        order of deadlines or a margin of 0; the tuned reading shows what they are worth.""")
-
-
-def _origin_text(page: Page) -> str:
-    judge, searched = page.grid.judge, (*page.grid.search.seeds, *page.grid.search.more_seeds)
-    return f"""Made by {page.record.facts.line()}. All numbers are computed from [{RECORD}]({RECORD}), which has every
-        run. `make reproduce` repeats the runs. The settings were fixed on {page.grid.fixed_on}, before the first
-        run, in `benchmarks/papers/prompt_tuner/grid.toml`. The search used {_seeds_text(searched)};
-        medium load at S = 1 is judged on {_seeds_text(judge.seeds)}, the scheduler's parts on the first
-        {judge.parts} of them, other tables on the first {judge.few}. Some of these numbers were made smaller
-        while runs were under way, as `grid.toml` says."""
-
-
-def _parameters(page: Page) -> msgspec.Struct:
-    return page.found.headline.parameters(page.grid)
-
-
-def _models(page: Page) -> str:
-    lines = head(
-        "model", "GPUs a replica", "weights, GB", "cold start, s", "lookup on one GPU, s", "speedup by the bank"
-    )
+def _model_rows(page: Page) -> Rows:
     for model in MODELS.values():
-        cold_s = f"{page.found.headline.parameters(page.grid).cold_s(model):.1f}"
-        cells = (f"{model.devices}", f"{model.weights_bytes / 1e9:g}", cold_s, f"{model.bank_s}")
-        lines.append(row(model.name, *cells, "{} to {}".format(*model.speedup)))
-    return "\n".join(lines)
-
-
-def _own_measurements_text() -> str:
-    return f"""Our own measurements, with another model, do not give two of these numbers: for `speedup`,
-        {quoted_records.induced_prompt_text()}; for `gang_efficiency`, {quoted_records.communication()}."""
+        cold_s = page.found.headline.parameters(page.grid).cold_s(model)
+        cells = [f"{model.devices}", f"{model.weights_bytes / 1e9:g}", f"{cold_s:.1f}", f"{model.bank_s}"]
+        yield [model.name, *cells, "{} to {}".format(*model.speedup)]
 
 
 def _value_text(what: object) -> str:

@@ -1,110 +1,179 @@
-"""Implement the search rule of `grid.toml`: from drawn sets to the headline set and the tuned setting of INFless.
+"""Keep the numbers of each run, and implement the search rule of `grid.toml` on them.
 
-The rule reads runs from a `Book`, so the page repeats the whole search on runs of the record.
+The rule leads from drawn sets to the headline set and the tuned setting of INFless. The rule reads runs from a `Book`,
+so the page repeats the whole search on runs of the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, run_tasks, write_bytes
-from benchmarks.papers.prompt_tuner import grid as grids
-from benchmarks.papers.prompt_tuner.grid import Choice, Grid
-from benchmarks.papers.prompt_tuner.record import Book, Evaluation, Wanted
-from benchmarks.papers.prompt_tuner.scenarios import (
-    ELASTIC_FLOW,
-    HEAVY,
-    LITERAL,
-    MEDIUM,
-    OURS,
-    PARTS,
-    TUNINGS,
-    VICUNA,
-    Case,
-    Group,
-    System,
-    baselines,
-)
+from benchmarks.harness import Facts
+from benchmarks.papers.common import RELEASE, Store
+from benchmarks.papers.prompt_tuner import scenarios
+from benchmarks.papers.prompt_tuner.scenarios import ELASTIC_FLOW, LITERAL, MEDIUM, OURS, PARTS, Choice, Grid, System
 from benchmarks.papers.prompt_tuner.simulate import Result, simulate
-from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.running import DiedError
+from stoker.manager.study.statistics import MeanEstimate, difference, estimate
+
+Simulate = Callable[[list[scenarios.Case]], list[Result]]
 
 
-class Runs:
-    """Results of runs by case and release, stored in a folder."""
+class KeptRun(msgspec.Struct, frozen=True, array_like=True):
+    """A run. `violations` in percent, `paid_s` in device-seconds, `allocated` as a share of all devices; share of
+    job latency during instance starts (mean and maximum).
+    """
 
-    def __init__(self, folder: Path, *, jobs: int) -> None:
-        self._folder = folder
-        self._jobs = jobs
+    places: tuple[int, ...]
+    group: str
+    system: str
+    seed: int
+    violations: float
+    paid_s: float
+    allocated: float
+    start_share: float
+    start_most: float
 
-    def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> dict[Case, Result]:
-        every = list(dict.fromkeys(cases))
-        found = {case: kept for case in every if (kept := self._kept(case)) is not None}
-        for case, result in self._do([case for case in every if case not in found]):
-            found[case] = result
-            self.keep(case, result)
-            tell(len(found), len(every))
-        return found
+    @classmethod
+    def of(cls, one: Wanted, seed: int, result: Result) -> KeptRun:
+        paid_s = result.all_s if one.system.policy in scenarios.STATIC else result.held_s
+        return cls(
+            *one.name(seed), round(result.violations, 3), round(paid_s, 1), round(result.held_s / result.all_s, 4),
+            round(result.start_share, 4), round(result.start_most, 4),
+        )  # fmt: skip
 
-    def keep(self, case: Case, result: Result) -> None:
-        write_bytes(self._path(case), msgspec.json.encode(_Kept(case, result)))
-
-    def _do(self, todo: list[Case]) -> Iterator[tuple[Case, Result]]:
-        try:
-            for place, result in run_tasks(simulated, todo, jobs=self._jobs):
-                yield todo[place], result
-        except DiedError as error:
-            raise SimulationError(f"the process that simulated {error.task[1]} died ({error.how})") from None
-
-    def _path(self, case: Case) -> Path:
-        digest = blake2b(RELEASE.encode() + msgspec.json.encode(case), digest_size=12).hexdigest()
-        return self._folder / f"{digest}.json"
-
-    def _kept(self, case: Case) -> Result | None:
-        try:
-            return msgspec.json.decode(self._path(case).read_bytes(), type=_Kept).result
-        except (OSError, msgspec.DecodeError):
-            return None
+    @property
+    def name(self) -> tuple[tuple[int, ...], str, str, int]:
+        return self.places, self.group, self.system, self.seed
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    case: Case
+class Record(msgspec.Struct, frozen=True):
+    facts: Facts
+    grid: Grid
+    runs: tuple[KeptRun, ...]
+
+
+def read_record(path: Path) -> Record:
+    return msgspec.json.decode(path.read_bytes(), type=Record)
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Runs of one system with one set, one run per seed."""
+
+    choice: Choice
+    group: scenarios.Group
+    system: System
+    seeds: tuple[int, ...]
+
+    def name(self, seed: int) -> tuple[tuple[int, ...], str, str, int]:
+        return self.choice.places, self.group.name, str(self.system), seed
+
+
+class Book:
+    """Runs by name. `simulate`: function for missing runs; if None, a missing run is an error."""
+
+    def __init__(
+        self, grid: Grid, kept: Iterable[KeptRun] = (), *, simulate: Simulate | None = None, smaller: int = 1
+    ) -> None:
+        self.grid = grid
+        self.kept = {run.name: run for run in kept}
+        self._simulate, self._smaller = simulate, smaller
+
+    def bring(self, every: Iterable[Wanted]) -> None:
+        """Simulate all missing runs together. Raises LookupError in a read-only book."""
+        missing: dict[scenarios.Case, Wanted] = {}
+        for one in every:
+            seeds = [seed for seed in one.seeds if one.name(seed) not in self.kept]
+            parameters = one.choice.parameters(self.grid)
+            missing |= dict.fromkeys(one.group.cases(one.system, parameters, seeds=seeds, smaller=self._smaller), one)
+        if missing and self._simulate is None:
+            raise LookupError(f"the record lacks {next(iter(missing))}")
+        results = self._simulate(list(missing)) if self._simulate else ()
+        for result, (case, one) in zip(results, missing.items(), strict=True):
+            self.kept[one.name(case.seed)] = KeptRun.of(one, case.seed, result)
+
+    def runs(self, one: Wanted) -> list[KeptRun]:
+        self.bring([one])
+        return [self.kept[one.name(seed)] for seed in one.seeds]
+
+
+class Evaluation:
+    """One set under some seeds. Systems are compared with our scheduler seed by seed."""
+
+    def __init__(self, book: Book, choice: Choice, seeds: Sequence[int]) -> None:
+        self.book, self.choice, self.seeds = book, choice, tuple(seeds)
+        self.price_s = choice.parameters(book.grid).device_price_s
+
+    def runs(self, group: scenarios.Group, system: System) -> list[KeptRun]:
+        return self.book.runs(Wanted(self.choice, group, system, self.seeds))
+
+    def late(self, group: scenarios.Group, system: System = OURS) -> list[float]:
+        return [run.violations for run in self.runs(group, system)]
+
+    def paid_s(self, group: scenarios.Group, system: System = OURS) -> list[float]:
+        return [run.paid_s for run in self.runs(group, system)]
+
+    def cost(self, group: scenarios.Group, system: System = OURS) -> MeanEstimate:
+        return estimate([seconds * self.price_s for seconds in self.paid_s(group, system)])
+
+    def points(self, group: scenarios.Group, system: System) -> MeanEstimate:
+        """Return percentage points of late jobs minus those of our scheduler."""
+        return difference(self.late(group, system), self.late(group))
+
+    def saved(self, group: scenarios.Group, system: System) -> MeanEstimate:
+        """Return the percentage of the cost of the system that our scheduler saves."""
+        pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
+        return estimate([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
+
+    def times(self, group: scenarios.Group, system: System) -> MeanEstimate:
+        """Return the cost of the system divided by ours."""
+        pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
+        return estimate([theirs / ours for theirs, ours in pairs])
+
+
+def mean_text(value: MeanEstimate, *, digits: int = 1, sign: bool = False) -> str:
+    mean = f"{value.mean:{'+' if sign else ''}.{digits}f}"
+    return mean if value.half_width is None else f"{mean} ± {value.half_width:.{digits}f}"
+
+
+class Run(msgspec.Struct, frozen=True):
+    case: scenarios.Case
+    release: str
     result: Result
 
 
-def simulated(case: Case) -> Result:
+class Kept(msgspec.Struct):
+    runs: list[Run] = []
+
+
+def runs_in(folder: Path) -> Store[scenarios.Case, Run]:
+    return Store(folder / "runs.json", Kept)
+
+
+def simulated(case: scenarios.Case) -> Run:
     try:
-        return simulate(case)
-    except StokerError as error:
-        raise SimulationError(f"{case}: {error}") from error
+        return Run(case, RELEASE, simulate(case))
     except Exception as error:
-        raise SimulationError(f"{case}: {type(error).__name__}: {error}") from error
+        raise SimulationError(f"{case}: {error}") from error
 
 
-def book_of(runs: Runs, grid: Grid, *, tell: Callable[[int, int], None], smaller: int = 1) -> Book:
-    def simulate_all(cases: list[Case]) -> list[Result]:
-        found = runs.each(cases, tell=tell)
-        return [found[case] for case in cases]
+def book_of(runs: Store[scenarios.Case, Run], grid: Grid, *, jobs: int, smaller: int = 1) -> Book:
+    """Return a book that simulates missing runs and stores their results."""
+
+    def simulate_all(cases: list[scenarios.Case]) -> list[Result]:
+        try:
+            runs.bring(cases, simulated, jobs=jobs)
+        except DiedError as error:
+            raise SimulationError(f"the process that simulated {error.task[1]} died ({error.how})") from None
+        return [runs.found[case.name].result for case in cases]
 
     return Book(grid, simulate=simulate_all, smaller=smaller)
-
-
-class Signs(msgspec.Struct, frozen=True):
-    """Number of scheduler parts whose mean effect has the sign of the paper, for violations and for cost."""
-
-    points: int
-    times: int
-
-    @property
-    def right(self) -> int:
-        return self.points + self.times
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -117,15 +186,18 @@ class Found(msgspec.Struct, frozen=True):
     tuned: System
 
 
-def count_right_signs(one: Evaluation) -> Signs:
-    points = sum(one.points(MEDIUM, part.system).mean > 0.0 for part in PARTS)
-    times = [(one.times(MEDIUM, part.system).mean, part.dearer) for part in PARTS]
-    return Signs(points, sum((mean > 1.0) if dearer else (mean < 1.0) for mean, dearer in times))
+def count_right_signs(one: Evaluation) -> int:
+    """Return how many mean effects of scheduler parts, on violations and on cost, have the sign of the paper."""
+    return sum(
+        (one.points(MEDIUM, part.system).mean > 0.0)
+        + (one.times(MEDIUM, part.system).mean > 1.0 if part.dearer else one.times(MEDIUM, part.system).mean < 1.0)
+        for part in PARTS
+    )
 
 
 def search(book: Book) -> Found:
     grid, asked = book.grid, book.grid.search
-    drawn = tuple(grids.draw_choices(grid))
+    drawn = tuple(scenarios.draw_choices(grid))
 
     def wanted(choices: Iterable[Choice], systems: Iterable[System], seeds: tuple[int, ...]) -> list[Wanted]:
         systems = list(systems)
@@ -138,7 +210,7 @@ def search(book: Book) -> Found:
     first = partial(off, seeds=asked.seeds)
     looked_at = tuple(sorted(drawn, key=lambda each: (first(each), each.places))[: asked.looked_at])
     book.bring(wanted(looked_at, (part.system for part in PARTS), asked.seeds))
-    right = {each: count_right_signs(Evaluation(book, each, asked.seeds)).right for each in looked_at}
+    right = {each: count_right_signs(Evaluation(book, each, asked.seeds)) for each in looked_at}
     order = sorted(looked_at, key=lambda each: (-right[each], first(each), each.places))
     finalists = tuple(order[: asked.finalists])
     all_seeds = (*asked.seeds, *asked.more_seeds)
@@ -149,7 +221,7 @@ def search(book: Book) -> Found:
         headline = min(inside, key=lambda each: (-right[each], last[each], each.places))
     else:
         headline = min(finalists, key=lambda each: (last[each], each.places))
-    book.bring(wanted((headline,), TUNINGS, asked.tuning_seeds))
+    book.bring(wanted((headline,), scenarios.TUNINGS, asked.tuning_seeds))
     return Found(drawn, looked_at, finalists, headline, tune_infless(book, headline))
 
 
@@ -158,21 +230,16 @@ _ALIKE_POINTS = 0.5
 
 def tune_infless(book: Book, headline: Choice) -> System:
     one = Evaluation(book, headline, book.grid.search.tuning_seeds)
-    late = {system: fmean(one.late(MEDIUM, system)) for system in TUNINGS}
-    alike = [system for system in TUNINGS if late[system] <= min(late.values()) + _ALIKE_POINTS]
+    late = {system: fmean(one.late(MEDIUM, system)) for system in scenarios.TUNINGS}
+    alike = [system for system in scenarios.TUNINGS if late[system] <= min(late.values()) + _ALIKE_POINTS]
     return min(alike, key=lambda system: (fmean(one.paid_s(MEDIUM, system)), str(system)))
 
 
 def judged_runs(found: Found, grid: Grid) -> list[Wanted]:
     """Return all result runs with the headline set."""
-    judge = grid.judge
-    seeds, some, few = judge.seeds, judge.seeds[: judge.parts], judge.seeds[: judge.few]
-    every, usual = (OURS, *baselines(found.tuned).values()), (OURS, LITERAL, ELASTIC_FLOW)
-    parts = [part.system for part in PARTS]
-    wanted: list[tuple[Group, Iterable[System], tuple[int, ...]]] = [
-        (MEDIUM, every, seeds),
-        (MEDIUM, parts, some),
-        *((group, (LITERAL, ELASTIC_FLOW), few) for group in VICUNA),
-        *((group, usual, few) for group in HEAVY),
-    ]
-    return [Wanted(found.headline, group, system, those) for group, systems, those in wanted for system in systems]
+    seeds, few = grid.judge.seeds, grid.judge.seeds[: grid.judge.few]
+    wanted = [(MEDIUM, system, seeds) for system in (OURS, *scenarios.baselines(found.tuned).values())]
+    wanted += [(MEDIUM, part.system, seeds[: grid.judge.parts]) for part in PARTS]
+    wanted += [(group, system, few) for group in scenarios.VICUNA for system in (LITERAL, ELASTIC_FLOW)]
+    wanted += [(group, system, few) for group in scenarios.HEAVY for system in (OURS, LITERAL, ELASTIC_FLOW)]
+    return [Wanted(found.headline, *each) for each in wanted]

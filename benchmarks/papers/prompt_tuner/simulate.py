@@ -13,6 +13,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.baselines.loading import policy
+from benchmarks.papers.common import fixed_source
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Model, Parameters, arrival, jobs
 from benchmarks.papers.prompt_tuner.scenarios import Case
@@ -22,8 +23,7 @@ from stoker.manager.sim.client import Arrival, recipe_of
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.runs import speedup
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
-from stoker.protocol.blocks import Rule
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import DefineRecipe
 from stoker.site import Duration, Size
@@ -34,21 +34,16 @@ _DELAYS = Delays(progress_s=Duration(5.0))
 
 
 def world(models: Iterable[str], parameters: Parameters, *, gpus: int) -> World:
-    servers = gpus // paper.SERVER_GPUS
-    source = SourceModel(
-        name="servers", kind=_KIND, capacity=servers, devices=paper.SERVER_GPUS, rule=Rule.FIXED, init_blocks=servers,
-        max_blocks=servers,
-    )  # fmt: skip
-    contexts = {name: _context(MODELS[name], parameters) for name in models}
+    source = fixed_source("servers", _KIND, gpus // paper.SERVER_GPUS, devices=paper.SERVER_GPUS)
+    contexts = {
+        name: ContextModel(
+            device_memory_bytes=_GPU_BYTES, devices=model.devices, load_s={"": Duration(parameters.cold_s(model))},
+            item_s={"": Duration(model.item_s)}, gang_s=Duration(parameters.meet_s),
+            gang_efficiency=parameters.gang_efficiency,
+        )
+        for name, model in ((name, MODELS[name]) for name in models)
+    }  # fmt: skip
     return World(devices={_KIND: DeviceKind(_GPU_BYTES)}, sources=(source,), contexts=contexts, delays=_DELAYS)
-
-
-def _context(model: Model, parameters: Parameters) -> ContextModel:
-    return ContextModel(
-        device_memory_bytes=_GPU_BYTES, devices=model.devices, load_s={"": Duration(parameters.cold_s(model))},
-        item_s={"": Duration(model.item_s)}, gang_s=Duration(parameters.meet_s),
-        gang_efficiency=parameters.gang_efficiency,
-    )  # fmt: skip
 
 
 _ROUNDING_S = 1e-3
@@ -77,18 +72,11 @@ class Result(msgspec.Struct, frozen=True):
     def violations(self) -> float:
         return 100.0 * (self.late + self.refused + self.unfinished) / self.jobs
 
-    @property
-    def utilisation(self) -> float:
-        return self.held_s / self.all_s
-
-    def cost(self, *, static: bool, device_price_s: float) -> float:
-        return (self.all_s if static else self.held_s) * device_price_s
-
 
 def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *, gpus: int) -> Result:
     calls = _Calls(arrivals)
-    for at_s, what, call, library, value in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
-        calls.hear(at_s, what, call, library, value)
+    for row in zip(log.at_s, log.what, log.call, log.library, log.value, strict=True):
+        calls.hear(*row)
     done_s, starts = calls.latencies_s(), calls.starts()
     late = sum(took_s > arrivals[job].deadline_s + _ROUNDING_S for job, took_s in done_s.items())
     return Result(

@@ -56,7 +56,12 @@ def estimate_rows(
     performance = PerformanceStore(Path(folder.name, "performance.sqlite"))
     history = SourceHistory(Path(folder.name, "sources.sqlite"))
     for row in history_rows:
-        record_measurement(row, facts, history, performance)
+        loader, function = facts[row["name"]]
+        history.remember(row["name"], loader)
+        history.remember(row["name"], function, function="run")
+        sizes = {name: row[name] for name in ("load_s", "resident_bytes", "peak_bytes")}
+        performance.record_load(row["name"], kind=KIND, **sizes)
+        performance.record_runs(row["name"], kind=KIND, function="run", run_s=[row["run_s"]])
     known = {row["name"]: performance.estimates(row["name"]) for row in history_rows}
     hidden = set[str]()
     estimator = Estimator(history, lambda recipe: {} if recipe in hidden else known[recipe])
@@ -66,10 +71,9 @@ def estimate_rows(
         loader, function = facts[row["name"]]
         one = estimator.estimate(KIND, loader=loader, function=function)
         similar = [took[each.recipe] for each in one.from_runs]
+        said = {"run_s": one.run_s, "load_s": one.load_s, "peak_bytes": one.peak_bytes}
         found[row["name"]] = {
-            "run_s": one.run_s.median if one.run_s else 0.0,
-            "load_s": one.load_s.median if one.load_s else 0.0,
-            "peak_bytes": one.peak_bytes.median if one.peak_bytes else 0.0,
+            **{what: each.median if each else 0.0 for what, each in said.items()},
             "average": statistics.fmean(similar) if similar else 0.0,
             "within": float(one.run_s is not None and one.run_s.low <= row["run_s"] <= one.run_s.high),
         }
@@ -77,15 +81,6 @@ def estimate_rows(
     performance.close()
     folder.cleanup()
     return found
-
-
-def record_measurement(row: Row, facts: Facts, history: SourceHistory, performance: PerformanceStore) -> None:
-    loader, function = facts[row["name"]]
-    history.remember(row["name"], loader)
-    history.remember(row["name"], function, function="run")
-    sizes = {name: row[name] for name in ("load_s", "resident_bytes", "peak_bytes")}
-    performance.record_load(row["name"], kind=KIND, **sizes)
-    performance.record_runs(row["name"], kind=KIND, function="run", run_s=[row["run_s"]])
 
 
 def error_shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, float, float]:
@@ -98,11 +93,9 @@ def error_shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float
 
 def constant_estimates(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, dict[str, float]]:
     numbers: dict[str, Callable[[list[float]], float]] = {
-        "mean of all": statistics.fmean,
-        "median of all": statistics.median,
-        "geometric mean of all": statistics.geometric_mean,
-        "smallest of all": min,
-    }
+        "mean of all": statistics.fmean, "median of all": statistics.median,
+        "geometric mean of all": statistics.geometric_mean, "smallest of all": min,
+    }  # fmt: skip
     others = {row["name"]: [o[what] for o in history_rows if o is not row and o[what] > 0] for row in rows}
     return {name: {row: number(values) for row, values in others.items()} for name, number in numbers.items()}
 
@@ -111,12 +104,9 @@ def main() -> int:
     side_options(__doc__)
     rows, held_out = collection(), collection(HELD_OUT)
     facts = facts_of([*rows, *held_out])
-    seconds = sorted(row["run_s"] for row in rows)
-    span = math.log10(seconds[-1] / seconds[0])
-    families = {row["family"] for row in rows}
-    print(
-        f"{len(rows)} recipes of {len(families)} families, {seconds[0]:.1e} to {seconds[-1]:.1e} s ({span:.1f} orders)"
-    )
+    least, most = (each(row["run_s"] for row in rows) for each in (min, max))
+    families, span = {row["family"] for row in rows}, f"{math.log10(most / least):.1f} orders"
+    print(f"{len(rows)} recipes of {len(families)} families, {least:.1e} to {most:.1e} s ({span})")
     print("\nA. each recipe from all others")
     met = _tables(rows, rows, facts)
     print(f"\nB. {len(held_out)} other recipes, measured after the method was fixed, from those {len(rows)}")
@@ -141,9 +131,8 @@ def _tables(rows: list[Row], history_rows: list[Row], facts: Facts) -> bool:
         _print_row("estimates from similar recipes", estimates)
         if what == "run_s":
             met = estimates[0] >= BAR
-            _print_row(
-                "average of the same (the paper's)", error_shares(truth, {n: e["average"] for n, e in said.items()})
-            )
+            averages = {name: each["average"] for name, each in said.items()}
+            _print_row("average of the same (the paper's)", error_shares(truth, averages))
         for name, constant in constant_estimates(rows, history_rows, what).items():
             _print_row(name, error_shares(truth, constant))
     inside = statistics.fmean(each["within"] for each in said.values())

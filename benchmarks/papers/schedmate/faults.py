@@ -68,14 +68,10 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
             site = Site(
                 provider=Provider(worker_init=made.worker_init),
                 pilot=Pilot(
-                    devices="gpu",
-                    init_blocks=PILOTS,
-                    max_blocks=PILOTS,
-                    scratch=str(folder / "scratch"),
-                    probe=made.probe,
-                    probe_every_s=0,  # type: ignore[arg-type]
+                    devices="gpu", init_blocks=PILOTS, max_blocks=PILOTS, scratch=str(folder / "scratch"),
+                    probe=made.probe, probe_every_s=0,  # type: ignore[arg-type]
                 ),
-            )
+            )  # fmt: skip
             rows, ended = _run(site, folder, chosen, times=times)
             count = beside.count
     return {
@@ -88,20 +84,14 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
 
 
 def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[dict[str, Any], int]:
-    cases = [
-        Case(kind, variants[turn % len(variants)], 0, str(folder))
-        for kind in chosen
-        for variants in [(FAULTS.get(kind) or MISTAKES[kind]).variants]
-        for turn in range(times)
-    ]
+    cases = []
+    for kind in chosen:
+        variants = (FAULTS.get(kind) or MISTAKES[kind]).variants
+        cases += [Case(kind, variants[turn % len(variants)], 0, str(folder)) for turn in range(times)]
     random.Random(SEED).shuffle(cases)
     cases = [case._replace(number=number) for number, case in enumerate(cases)]
     operator = _compile_operator(folder)
-    sys.path[:0] = [
-        str(surroundings.ROOT / "tests" / "driver"),
-        str(surroundings.ROOT / "tests"),
-        str(surroundings.ROOT),
-    ]  # Pilots inherit this path.
+    sys.path[:0] = [str(ROOT / "tests" / "driver"), str(ROOT / "tests"), str(ROOT)]  # Pilots inherit this path.
     app = stoker.app(context=device(operator))(run_case)
     with stoker.load(site, run_dir=str(folder / "runs"), strategy="none") as session:
         until(lambda: len(session.status().pilots) >= PILOTS, 180, f"{PILOTS} pilots", every_s=0.1)

@@ -68,18 +68,17 @@ def lines(endpoint: ModelEndpoint | None) -> dict[str, Any]:
     cases = list(made_cases(HELD_OUT | HELD_OUT_SECOND))
     found: dict[str, Any] = {}
 
-    def add(name: str, learned: Learned | None) -> None:
+    readers: dict[str, Learned | None] = {"rules": None}
+    if endpoint is not None:
+        readers["rules and model"] = Learned(LineFormats(), endpoint)
+        readers["model alone"] = Learned(LineFormats(rules=lambda _: None), endpoint)
+    readers["right answers alone"] = Learned(LineFormats(rules=lambda _: None), ByHand())
+    for name, learned in readers.items():
         found[name] = rows_of(cases, "", learned)
         if learned is not None:
             found[name]["formats learned"] = learned.formats.learned
         rows = found[name]["all"]
         print(f"{name}: found {rows['found']:.1%}, right {rows['right']:.1%}", flush=True)
-
-    add("rules", None)
-    if endpoint is not None:
-        add("rules and model", Learned(LineFormats(), endpoint))
-        add("model alone", Learned(LineFormats(rules=lambda _: None), endpoint))
-    add("right answers alone", Learned(LineFormats(rules=lambda _: None), ByHand()))
     return found
 
 

@@ -7,7 +7,7 @@ its last step.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -83,10 +83,6 @@ class State:
         return START + timedelta(seconds=self.t)
 
     @property
-    def eta_s(self) -> float:
-        return (self.per_epoch - self.i - 1) * self.mean_dt
-
-    @property
     def printed(self) -> bool:
         return self.i % self.every == 0
 
@@ -103,7 +99,7 @@ class Log:
     values: dict[str, float]
 
 
-def run(form: str, seed: int, lines_of: Format, *, header: Callable[[State], list[str]] | None = None) -> Log:
+def run(form: str, seed: int, lines_of: Format, *, header: Iterable[str] | None = None) -> Log:
     chance = random.Random(f"{form}-{seed}")
     state = State(
         chance=chance, epochs=chance.choice((3, 5, 10, 90)), per_epoch=chance.randrange(100, 900),
@@ -111,7 +107,7 @@ def run(form: str, seed: int, lines_of: Format, *, header: Callable[[State], lis
         batch=chance.choice((16, 32, 64, 256)), tokens=chance.choice((512, 2048)), every=chance.choice((5, 10, 20)),
     )  # fmt: skip
     last = chance.randrange(state.per_epoch // 2, min(state.total, 6 * state.per_epoch) - 1)
-    lines = [(0.0, line) for line in (header(state) if header else [])]
+    lines = [(0.0, line.format(total=state.total)) for line in header or ()]
     values: dict[str, float] = {}
     for _ in _steps(state, last):
         if state.printed or form in _PRINTS_MORE:
@@ -157,7 +153,8 @@ def _clock(seconds: float) -> str:
 def _shown(s: State) -> dict[str, object]:
     words, rate = s.batch * s.tokens, 1 / s.mean_dt
     full, share = 30 * (s.i + 1) // s.per_epoch, (s.i + 1) / s.per_epoch
-    since, rows, all_dt, left = sum(s.durations[-s.every :]), s.batch * (s.i + 1), s.t / (s.step + 1), s.eta_s
+    since, rows = sum(s.durations[-s.every :]), s.batch * (s.i + 1)
+    all_dt, left = s.t / (s.step + 1), (s.per_epoch - s.i - 1) * s.mean_dt
     return {
         **{name: getattr(s, name) for name in _PLAIN},
         **{f"loss_{name}": s.loss * part for name, part in _PARTS.items()},
@@ -207,10 +204,6 @@ def _lines(several: list[Prints], state: State) -> list[str]:
     ]
 
 
-def _header(lines: list[str], state: State) -> list[str]:
-    return [line.format(total=state.total) for line in lines]
-
-
 Formats = dict[str, tuple[Format, str]]
 """Metrics in the logs, by format."""
 
@@ -220,4 +213,4 @@ def _formats(part: str) -> Formats:
 
 
 FORMATS, HELD_OUT, HELD_OUT_SECOND = _formats("judged"), _formats("held out"), _formats("held out second")
-HEADERS = {each.name: partial(_header, each.header) for each in _TEXTS.formats if each.header}
+HEADERS = {each.name: each.header for each in _TEXTS.formats if each.header}

@@ -8,7 +8,6 @@ values. The paper reports 84.3 % found, and an RMSRE of 0.42 for step times. The
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -17,22 +16,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import corpora
-from benchmarks.harness import ROOT, machine
-from benchmarks.papers.schedmate.metric_formats import (
-    FORMATS,
-    HEADERS,
-    HELD_OUT,
-    HELD_OUT_SECOND,
-    START,
-    Formats,
-    Log,
-    noise,
-    run,
-)
+from benchmarks.harness import ROOT, machine, side_options
+from benchmarks.papers.schedmate import metric_formats
+from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND, START, Formats
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
 from stoker.manager.advice.metrics.tracker import Tracked
@@ -57,37 +48,28 @@ class Case:
 
 
 def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
-    record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
-    cases = [*_real_cases(), *made_cases(FORMATS)]
-    record["written_for"] = rows_of(cases, show)
+    cases = [*_real_cases(), *made_cases(metric_formats.FORMATS)]
+    parts = {"written_for": cases}
     if held_out:
-        record["held_out"] = rows_of(list(made_cases(HELD_OUT)), show)
-        record["held_out_second"] = rows_of(list(made_cases(HELD_OUT_SECOND)), show)
-    record |= _speed(cases)
-    return record
+        parts |= {"held_out": list(made_cases(HELD_OUT)), "held_out_second": list(made_cases(HELD_OUT_SECOND))}
+    rows = {part: rows_of(several, show) for part, several in parts.items()}
+    return {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth", **rows, **_speed(cases)}
 
 
 def made_cases(formats: Formats) -> Iterator[Case]:
-    for form, (lines_of, asked) in formats.items():
-        for seed in SEEDS:
-            log = run(form, seed, lines_of, header=HEADERS.get(form))
-            yield _made_case(form, seed, log, asked)
-
-
-def _made_case(form: str, seed: int, log: Log, asked: str) -> Case:
-    chance = random.Random(f"noise-{form}-{seed}")
-    look_at = len(log.lines) * 6 // 10
-    content, look_bytes = b"", 0
-    for at, (_, line) in enumerate(log.lines):
-        if at == look_at:
-            look_bytes = len(content)
-        if seed % 2 == 0 and chance.random() < 0.3:
-            content += "".join(f"{each}\n" for each in noise(chance)).encode()
-        content += (line + "\n").encode()
-    return Case(
-        form, f"{form}-{seed}", content, look_bytes, _AT_0 + log.lines[look_at - 1][0], _AT_0 + log.lines[-1][0],
-        {name: _true_value(log.values, name) for name in asked.split()},
-    )  # fmt: skip
+    for (form, (lines_of, asked)), seed in product(formats.items(), SEEDS):
+        log = metric_formats.run(form, seed, lines_of, header=metric_formats.HEADERS.get(form))
+        chance, look_at = random.Random(f"noise-{form}-{seed}"), len(log.lines) * 6 // 10
+        content, look_bytes = b"", 0
+        for at, (_, line) in enumerate(log.lines):
+            if at == look_at:
+                look_bytes = len(content)
+            if seed % 2 == 0 and chance.random() < 0.3:
+                content += "".join(f"{each}\n" for each in metric_formats.noise(chance)).encode()
+            content += (line + "\n").encode()
+        truth = {name: _true_value(log.values, name) for name in asked.split()}
+        look_s, end_s = (_AT_0 + log.lines[at][0] for at in (look_at - 1, -1))
+        yield Case(form, f"{form}-{seed}", content, look_bytes, look_s, end_s, truth)
 
 
 def _true_value(values: dict[str, float], name: str) -> float:
@@ -112,7 +94,7 @@ def _real_cases() -> Iterator[Case]:
                     look_length = len(before) + look - original
                 original += len(line)
                 if line.endswith(b"\n") and not line.endswith(b"\r\n") and chance.random() < 0.3:
-                    line += "".join(f"{each}\n" for each in noise(chance)).encode()
+                    line += "".join(f"{each}\n" for each in metric_formats.noise(chance)).encode()
                 before += line
             content, look = before, look_length
         truth = told["values"]
@@ -138,12 +120,6 @@ def _tracked_value(progress: LoggedProgress | None, name: str) -> float | None:
     return value
 
 
-def _relative_error(name: str, given: float, true: float) -> float:
-    if name in ("step", "overall_step", "epoch") and abs(given - true) <= 1:
-        return 0.0
-    return abs(given - true) / max(abs(true), 1e-9)
-
-
 def _errors_of_case(case: Case, folder: Path, show: str, learned: Learned | None) -> list[tuple[str, float | None]]:
     path = folder / case.name
     path.write_bytes(case.content[: case.look_bytes])
@@ -154,8 +130,10 @@ def _errors_of_case(case: Case, folder: Path, show: str, learned: Learned | None
     tracked = _track_until(log, case.end_s, learned)
     found: list[tuple[str, float | None]] = []
     for name, true in case.truth.items():
-        given = _tracked_value(tracked.progress, name)
-        error = None if given is None or not math.isfinite(given) else _relative_error(name, given, true)
+        given, error = _tracked_value(tracked.progress, name), None
+        if given is not None and math.isfinite(given):
+            is_near = name in ("step", "overall_step", "epoch") and abs(given - true) <= 1
+            error = 0.0 if is_near else abs(given - true) / max(abs(true), 1e-9)
         found.append((name, error))
         if show in (case.form, "all") and (error is None or error > RIGHT):
             print(f"    {case.name} {name}: {given} for {true} {tracked.why}")
@@ -232,14 +210,9 @@ JUDGED_ONCE = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--held-out", action="store_true")
-    parser.add_argument("--show", default="", help="print the mistakes in the logs of this format")
-    given = parser.parse_args()
+    given = side_options(f"{__doc__}\n--show prints the mistakes in the logs of a format.", held_out=False, show="")
     record = evaluate(held_out=given.held_out, show=given.show)
-    for part in ("written_for", "held_out", "held_out_second"):
-        if part not in record:
-            continue
+    for part in (part for part in ("written_for", "held_out", "held_out_second") if part in record):
         print(f"{part}:")
         for name, row in record[part].items():
             print(

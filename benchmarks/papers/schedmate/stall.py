@@ -49,9 +49,7 @@ def run(what: str, folder: Path, *, seconds: float = SECONDS) -> dict[str, float
         (folder / "slow_advisor.py").write_text(SLOW)
         os.environ["PYTHONPATH"] = str(folder)
         advisor.ADVISOR = "slow_advisor"
-    wall: list[float] = []
-    used: list[float] = []
-    empty: list[float] = []
+    wall, used, empty = list[float](), list[float](), list[float]()
     answered = asked = kills = 0
     began = time.monotonic()
     ask_at = kill_at = began

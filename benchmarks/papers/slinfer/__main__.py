@@ -8,35 +8,28 @@ import sys
 from benchmarks.papers import common
 from benchmarks.papers.slinfer import report
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, records, run
-from benchmarks.papers.slinfer.data import missing
 from benchmarks.papers.slinfer.tables import QUICK_S, TABLES
+from benchmarks.papers.slinfer.worlds import missing
 
 PAGE, RECORDS = "slinfer.md", "slinfer.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    ask = common.options(
-        "slinfer", __doc__,
-        table={"choices": [*TABLES, "all"], "default": "all", "help": "what to run [%(default)s]"},
+    return common.reproduce(
+        "slinfer", PAGE, __doc__, _reproduce, arguments, missing=missing(), table={"choices": [*TABLES, "all"]},
         only={"action": "append", "choices": [*BASELINES, SLINFER], "help": "of a table; repeat for several"},
-        out=None, quick=None, skip=None,
-    )  # fmt: skip
-    asked = common.parse_options(ask, arguments)
-    return common.exit_status(
-        lambda: _reproduce(asked), stopped=f"the same again goes on with {asked.out / RECORDS}", missing=missing(),
-        skip=asked.skip,
+        out={}, quick={}, skip={},
     )  # fmt: skip
 
 
-def _reproduce(asked: argparse.Namespace) -> int:
+def _reproduce(asked: argparse.Namespace) -> str:
     store, for_s = records(asked.out / RECORDS), QUICK_S if asked.quick else 0.0
-    every = [report.shorten_case(case, for_s) for cases in TABLES.values() for case in cases()]
+    tables = {name: [report.shorten_case(case, for_s) for case in cases()] for name, cases in TABLES.items()}
+    every = [case for cases in tables.values() for case in cases]
     store.drop_others(every)
-    wanted = every if asked.table == "all" else [report.shorten_case(case, for_s) for case in TABLES[asked.table]()]
-    cases = [case for case in wanted if not asked.only or case.system in asked.only]
-    store.bring(cases, run, tell=common.say)
-    common.write_page(asked.out / PAGE, report.write(store, for_s=for_s))
-    return 0
+    wanted = every if asked.table == "all" else tables[asked.table]
+    store.bring([case for case in wanted if not asked.only or case.system in asked.only], run)
+    return report.write(store, for_s=for_s)
 
 
 if __name__ == "__main__":

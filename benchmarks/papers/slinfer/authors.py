@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import datetime
+import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from stoker.manager.core.nouns import Device, Library
 from stoker.manager.core.seams import Action, Policies, Unload, View
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom
-from stoker.manager.policies.slinfer.placement import InstancePlaces
 from stoker.manager.policies.slinfer.validation import staying
 from stoker.protocol.calls import Objective
 
@@ -28,72 +27,29 @@ ROWS = ("memory", "caps", "cache", "polls", "keep_alive", "margin")
 _GB = 1e9
 
 
-class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gpu_gb: float
-    cpu_gb: float
-    instance_gb: float
-
-
-class _Caps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gpu: dict[str, int]
-    cpu: dict[str, int]
-
-
-class _Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    s_per_gb: float
-
-
-class _Polls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    every_s: float
-
-
-class _KeepAlive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gpu_s: float
-    gpu_end_s: float
-    cpu_s: float
-
-
-class _Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    share: float
-
-
-class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    fixed: datetime.date
-    memory: _Memory
-    caps: _Caps
-    cache: _Cache
-    polls: _Polls
-    keep_alive: _KeepAlive
-    margin: _Margin
-
-
 @cache
-def program() -> Program:
-    return msgspec.toml.decode(FILE.read_bytes(), type=Program)
+def program() -> dict[str, Any]:
+    return tomllib.loads(FILE.read_text())
 
 
 def nodes_of(rows: Iterable[str], size: str, nodes: Nodes) -> Nodes:
     """Return nodes for models of one size, with memory and load times of these rows."""
-    wanted, found = program(), nodes
+    changes: dict[str, Any] = {}
     if "memory" in rows:
-        memory, caps = wanted.memory, wanted.caps
-        free_gb = {
-            GPU: memory.gpu_gb - memory.instance_gb * caps.gpu[size],
-            CPU: memory.cpu_gb - memory.instance_gb * caps.cpu[size],
-        }
-        found = msgspec.structs.replace(
-            found, gpu_memory_bytes=round(free_gb[GPU] * _GB), cpu_memory_bytes=round(free_gb[CPU] * _GB)
-        )
+        memory, caps = program()["memory"], program()["caps"]
+        for kind in (GPU, CPU):
+            free_gb = memory[f"{kind}_gb"] - memory["instance_gb"] * caps[kind][size]
+            changes[f"{kind}_memory_bytes"] = round(free_gb * _GB)
     if "cache" in rows:
-        found = msgspec.structs.replace(found, cache_s_per_gb=wanted.cache.s_per_gb)
-    return found
+        changes["cache_s_per_gb"] = program()["cache"]["s_per_gb"]
+    return msgspec.structs.replace(nodes, **changes)
 
 
 def objective_of(rows: Iterable[str], objective: Objective) -> Objective:
     """Return the objectives that the scheduler uses."""
     if "margin" not in rows:
         return objective
-    share = program().margin.share
+    share = program()["margin"]["share"]
     return msgspec.structs.replace(
         objective, ttft_s=objective.ttft_s * share, ttft_per_token_s=objective.ttft_per_token_s * share,
         ttft_most_s=objective.ttft_most_s * share, tpot_s=objective.tpot_s * share,
@@ -102,51 +58,36 @@ def objective_of(rows: Iterable[str], objective: Objective) -> Objective:
 
 def baseline_settings(rows: Iterable[str]) -> dict[str, float]:
     """Return the arguments of `sllm`."""
-    wanted, found = program(), dict[str, float]()
+    found = dict[str, float]()
     if "polls" in rows:
-        found["poll_s"] = wanted.polls.every_s
+        found["poll_s"] = program()["polls"]["every_s"]
     if "keep_alive" in rows:
-        found |= {
-            "keep_alive_s": wanted.keep_alive.gpu_s + wanted.keep_alive.gpu_end_s,
-            "cpu_keep_alive_s": wanted.keep_alive.cpu_s,
-        }
+        stays = program()["keep_alive"]
+        found |= {"keep_alive_s": stays["gpu_s"] + stays["gpu_end_s"], "cpu_keep_alive_s": stays["cpu_s"]}
     return found
 
 
 def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
     """Return the policy `slinfer` with these rows, which replace parts of this policy object."""
     policies = SHIPPED["slinfer"].make(**settings)
-    if not rows:
-        return policies
     dispatch = policies.dispatch
     assert isinstance(dispatch, OfferByHeadroom)
-    if "polls" in rows:
-        dispatch.period_s = program().polls.every_s
-    if "caps" in rows:
-        caps = program().caps
-        _cap_placement(dispatch._placement, {GPU: caps.gpu[size], CPU: caps.cpu[size]})
-    if "keep_alive" in rows:
-        _end_idle_on_cpus(dispatch)
-    return policies
-
-
-def _cap_placement(placement: InstancePlaces, most: dict[str, int]) -> None:
-    places = placement.places
+    places, dry = dispatch._placement.places, dispatch.dry
 
     def capped(*args: Any, **more: Any) -> Iterator[tuple[Device, int, list[Library]]]:
-        for device, size, idle in places(*args, **more):
-            if len(staying(device)) < most[device.facts.kind]:
-                yield device, size, idle
-
-    placement.places = capped  # type: ignore[method-assign]
-
-
-def _end_idle_on_cpus(dispatch: OfferByHeadroom) -> None:
-    dry = dispatch.dry
+        for device, memory, idle in places(*args, **more):
+            if len(staying(device)) < program()["caps"][device.facts.kind][size]:
+                yield device, memory, idle
 
     def ends(view: View, library: Library) -> Iterable[Action]:
         if library.devices[0].facts.on_host:
             return (Unload(library.id, "it serves nothing"),)
         return dry(view, library)
 
-    dispatch.dry = ends  # type: ignore[method-assign]
+    if "polls" in rows:
+        dispatch.period_s = program()["polls"]["every_s"]
+    if "caps" in rows:
+        dispatch._placement.places = capped  # type: ignore[method-assign]
+    if "keep_alive" in rows:
+        dispatch.dry = ends  # type: ignore[method-assign]
+    return policies

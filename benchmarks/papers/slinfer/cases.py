@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.papers.common import RELEASE, Store, json_lines, read_results, write_bytes
+from benchmarks.papers.common import RELEASE, Store, case_name
 from benchmarks.papers.slinfer import authors, worlds
-from benchmarks.papers.slinfer.data import OBJECTIVE, read_workload
 from benchmarks.papers.slinfer.measures import Measures, Sampled, Sampler, measure
 from benchmarks.papers.slinfer.sllm import sllm
-from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
+from benchmarks.papers.slinfer.worlds import CPU, GPU, OBJECTIVE, Nodes, read_workload
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
@@ -46,7 +45,7 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return msgspec.json.encode(self, order="deterministic").decode()
+        return case_name(self)
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -68,20 +67,14 @@ def run(case: Case) -> Result:
     sampler = Sampler(simulation, for_s=for_s)
     began = time.process_time()
     outcome = simulation.run()
+    took_s = round(time.process_time() - began, 1)
     kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
-    not_granted_s = dict[str, float]()
-    if "cache" in case.program:
-        not_granted_s = {
-            name: float(world.contexts[name].load_s[GPU]) - worlds.weights_load_s(sizes[number])
-            for number, name in enumerate(world.contexts)
-        }
-    return Result(
-        case=case, release=RELEASE, sampled=sampler.found(), took_s=round(time.process_time() - began, 1),
-        measures=measure(
-            simulation.log, arrivals, kinds, for_s=for_s, objective=OBJECTIVE, not_granted_s=not_granted_s
-        ),
-        engine_steps=outcome.engine_steps,
-    )  # fmt: skip
+    not_granted_s = {
+        name: float(context.load_s[GPU]) - worlds.weights_load_s(size)
+        for size, (name, context) in zip(sizes, world.contexts.items(), strict=True) if "cache" in case.program
+    }  # fmt: skip
+    measures = measure(simulation.log, arrivals, kinds, for_s=for_s, objective=OBJECTIVE, not_granted_s=not_granted_s)
+    return Result(case, RELEASE, measures, sampler.found(), took_s, outcome.engine_steps)
 
 
 def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policies]]:
@@ -92,9 +85,8 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = authors.nodes_of(rows, case.sizes[0], nodes)
     if system == SLINFER:
         longest = case.longest or LONGEST.get(case.workload, 4096)
-        return worlds.elastic_world(sizes, nodes, longest=longest), lambda: authors.slinfer(
-            rows, case.sizes[0], **case.settings
-        )
+        world = worlds.elastic_world(sizes, nodes, longest=longest)
+        return world, lambda: authors.slinfer(rows, case.sizes[0], **case.settings)
     if system not in BASELINES:
         raise KeyError(system)
     share = 2 if system == SLLM_CS else 1
@@ -104,9 +96,9 @@ def system_of(case: Case, sizes: list[str]) -> tuple[World, Callable[[], Policie
         nodes = msgspec.structs.replace(nodes, parts=2)
     world = worlds.limited_world(sizes, nodes, share=share)
     together = max(share, nodes.parts)
-    names = {(f"model-{number}", kind): size for number, size in enumerate(sizes) for kind in (CPU, GPU)}
-    limits = {(name, kind): worlds.limit_of(size, kind, together) for (name, kind), size in names.items()}
-    parts = {(name, kind): worlds.parts_of(size, kind, share) for (name, kind), size in names.items()}
+    names = {(f"model-{number}", kind): (size, kind) for number, size in enumerate(sizes) for kind in (CPU, GPU)}
+    limits = {name: worlds.limit_of(*each, together) for name, each in names.items()}
+    parts = {name: worlds.parts_of(*each, share) for name, each in names.items()}
     settings = authors.baseline_settings(rows) | case.settings
     return world, lambda: sllm(limits=limits, parts=parts, **settings)
 
@@ -115,9 +107,9 @@ LONGEST = {"LongBench": 32_768}
 """Maximum text length by workload; the default is 4,096 tokens."""
 
 
+class Kept(msgspec.Struct):
+    runs: list[Result] = []
+
+
 def records(path: Path) -> Store[Case, Result]:
-    store: Store[Case, Result] = Store(
-        read_results(path, list[Result]) or (),
-        write=lambda: write_bytes(path, b"[" + json_lines(store.in_order()) + b"]\n"),
-    )
-    return store
+    return Store(path, Kept)

@@ -10,18 +10,19 @@ time of one core.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from benchmarks.harness import run_side
+from benchmarks.harness import run_side, side_options
 from benchmarks.papers.slinfer.cases import FOR_S, SLINFER, Case, system_of
-from benchmarks.papers.slinfer.data import missing, read_workload
+from benchmarks.papers.slinfer.worlds import missing, read_workload
 from benchmarks.tables import Bar, Line, Table
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, View
@@ -65,97 +66,81 @@ def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | No
 
 
 class DecisionTimer:
-    def __init__(self) -> None:
+    """Replaces the decisions of a policy and the validations of pilots by timed ones."""
+
+    def __init__(self, dispatch: Any) -> None:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []
-        self.decisions_s: dict[tuple[int, int], float] = {}
+        self.decisions_s: dict[tuple[int, int], float] = defaultdict(float)
         """Seconds by call number and number of the previous round."""
-        self._weighed = 0
-        self._round = 0
+        self._call = self._round = 0
+        self._weighed, self._place, self._do_round = reactor.on_offer_weighed, dispatch.place, dispatch.round
+        reactor.on_offer_weighed, reactor.why_late = self._weigh, self._validate  # type: ignore[attr-defined]
+        dispatch.place, dispatch.round = self._placed, self._timed_round
 
     def begin(self) -> None:
-        self.candidates_s.clear()
-        self.rounds_s.clear()
-        self.decisions_s.clear()
+        for found in (self.candidates_s, self.rounds_s, self.decisions_s):
+            found.clear()
 
-    def weighings(self, weighed: Callable[..., None]) -> Callable[..., None]:
-        def noted(state: CoreState, event: OfferWeighed) -> None:
-            self._weighed = event.order.calls[0].call
-            weighed(state, event)
+    def _weigh(self, state: CoreState, event: OfferWeighed) -> None:
+        self._call = event.order.calls[0].call
+        self._weighed(state, event)
 
-        return noted
+    def _validate(self, *args: Any, **more: Any) -> LateRefusal | None:
+        began = time.process_time()
+        found = why_late(*args, **more)
+        took = time.process_time() - began
+        self.candidates_s.append(took)
+        self._add(self._call, took)
+        return found
 
-    def validations(self, why_not: Callable[..., LateRefusal | None]) -> Callable[..., LateRefusal | None]:
-        def timed(*args: Any, **more: Any) -> LateRefusal | None:
-            began = time.process_time()
-            found = why_not(*args, **more)
-            took = time.process_time() - began
-            self.candidates_s.append(took)
-            self._add(self._weighed, took)
-            return found
+    def _placed(self, view: View, call: Call) -> Any:
+        began = time.process_time()
+        answer = self._place(view, call)
+        self._add(call.id, time.process_time() - began)
+        return (
+            answer if isinstance(answer, int | msgspec.Struct | None) else _timed(answer, partial(self._add, call.id))
+        )
 
-        return timed
-
-    def placements(self, place: Callable[[View, Call], Any]) -> Callable[..., Any]:
-        def timed(view: View, call: Call) -> Any:
-            began = time.process_time()
-            answer = place(view, call)
-            self._add(call.id, time.process_time() - began)
-            return answer if isinstance(answer, int | msgspec.Struct | None) else self._each(call.id, answer)
-
-        return timed
-
-    def rounds(self, round_: Callable[..., Iterable[Action]]) -> Callable[..., Iterable[Action]]:
-        def timed(*args: Any) -> Iterator[Action]:
-            self._round += 1
-            took, actions = 0.0, iter(round_(*args))
-            while True:
-                began = time.process_time()
-                action = next(actions, None)
-                took += time.process_time() - began
-                if action is None:
-                    break
-                yield action
-            self.rounds_s.append(took)
-
-        return timed
-
-    def _each(self, call: int, actions: Iterable[Action]) -> Iterator[Action]:
-        left = iter(actions)
-        while True:
-            began = time.process_time()
-            action = next(left, None)
-            self._add(call, time.process_time() - began)
-            if action is None:
-                return
-            yield action
+    def _timed_round(self, *args: Any) -> Iterator[Action]:
+        self._round += 1
+        took: list[float] = []
+        yield from _timed(self._do_round(*args), took.append)
+        self.rounds_s.append(sum(took))
 
     def _add(self, call: int, seconds: float) -> None:
-        key = call, self._round
-        self.decisions_s[key] = self.decisions_s.get(key, 0.0) + seconds
+        self.decisions_s[call, self._round] += seconds
+
+
+def _timed(actions: Iterable[Action], add: Callable[[float], None]) -> Iterator[Action]:
+    left = iter(actions)
+    while True:
+        began = time.process_time()
+        action = next(left, None)
+        add(time.process_time() - began)
+        if action is None:
+            return
+        yield action
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--for-s", type=float, default=FOR_S, help="seconds of the workload [%(default)s]")
-    ask.add_argument("--plain", action="store_true", help="time the run alone")
-    asked = ask.parse_args()
+    asked = side_options(__doc__, for_s=FOR_S, plain=False)
     world, make = system_of(Case(SLINFER, MODELS, (SIZE,)), [SIZE] * MODELS)
-    policies, watch = make(), DecisionTimer()
-    if not asked.plain:
-        reactor.on_offer_weighed = watch.weighings(reactor.on_offer_weighed)
-        reactor.why_late = watch.validations(why_late)  # type: ignore[attr-defined]  # the reactor calls this
-        policies.dispatch.place = watch.placements(policies.dispatch.place)  # type: ignore[method-assign]
-        policies.dispatch.round = watch.rounds(policies.dispatch.round)  # type: ignore[method-assign]
+    policies = make()
+    watch = None if asked.plain else DecisionTimer(policies.dispatch)
     simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=asked.for_s), policies, seed=0)
-    simulation.agenda.after(WARM_UP_S, watch.begin)
+    if watch is not None:
+        simulation.agenda.after(WARM_UP_S, watch.begin)
     began = time.process_time()
     simulation.run()
     found = {"run_s": time.process_time() - began}
-    if not asked.plain:
-        for name, seconds in (
-            ("candidate", watch.candidates_s), ("decision", list(watch.decisions_s.values())), ("round", watch.rounds_s)
-        ):  # fmt: skip
+    if watch is not None:
+        decisions_s = list(watch.decisions_s.values())
+        for name, seconds in {
+            "candidate": watch.candidates_s,
+            "decision": decisions_s,
+            "round": watch.rounds_s,
+        }.items():
             found[f"{name}_ms"] = 1000 * statistics.fmean(seconds)
             found[f"{name}_p99_ms"] = 1000 * statistics.quantiles(seconds, n=100)[98]
     print(json.dumps(found))

@@ -51,26 +51,13 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(
-    log: EventLog,
-    arrivals: Sequence[Arrival],
-    kinds: Mapping[int, str],
-    *,
-    for_s: float,
-    objective: Objective | None = None,
-    not_granted_s: Mapping[str, float] = NOTHING,
-) -> Measures:
-    """Measure a run.
+    log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str], *, for_s: float,
+    objective: Objective | None = None, not_granted_s: Mapping[str, float] = NOTHING,
+) -> Measures:  # fmt: skip
+    """Measure a run. `kinds`: kind of node of each pilot.
 
-    Args:
-        log: the run's events.
-        arrivals: its requests.
-        kinds: kind of node of each pilot.
-        for_s: seconds of the workload.
-        objective: by which the mean reading judges; None = each request's own.
-        not_granted_s: seconds of a load that the mean reading does not grant, by context.
-
-    Returns:
-        the shares and means.
+    `objective`: by which the mean definition judges; None = each request's own. `not_granted_s`: seconds of a load that
+    the mean definition does not grant, by context.
     """
     told = _Told(log)
     count = max(1, len(arrivals))
@@ -106,9 +93,8 @@ class _Told:
         """Time when each library is ready, and seconds of its load."""
         self.ended: dict[int, float] = {}
         self.moved = 0
-        rows = zip(log.at_s, log.what, log.call, log.library, log.pilot, log.value, strict=True)
-        for at_s, what, call, library, pilot, value in rows:
-            self._hear(at_s, what, call, library, pilot, value)
+        for row in zip(log.at_s, log.what, log.call, log.library, log.pilot, log.value, strict=True):
+            self._hear(*row)
 
     def _hear(self, at_s: float, what: int, call: int, library: int, pilot: int, value: float) -> None:
         match what:
@@ -171,11 +157,9 @@ class _Told:
         running_s = sum(end - start for spans in of_library.values() for start, end in spans)
         serving_s = sum(_union_s(spans) for spans in of_library.values())
         return KindUse(
-            nodes=used_s / for_s,
-            instances=instances_s / for_s,
-            tokens_per_s=tokens / used_s if used_s else 0.0,
+            nodes=used_s / for_s, instances=instances_s / for_s, tokens_per_s=tokens / used_s if used_s else 0.0,
             running=running_s / serving_s if serving_s else 0.0,
-        )
+        )  # fmt: skip
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
@@ -206,51 +190,43 @@ class Sampler:
     def __init__(self, simulation: Simulation, *, for_s: float) -> None:
         self._sim = simulation
         self._for_s = for_s
-        self._memory: dict[str, list[float]] = {}
-        self._cache: dict[str, list[float]] = {}
-        self._resizing: dict[str, list[bool]] = {}
-        self._batches: dict[str, list[int]] = {}
+        self._samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         simulation.agenda.after(_EVERY_S, self._sample)
 
     def found(self) -> dict[str, Sampled]:
+        def mean(values: list[float]) -> float:
+            return statistics.fmean(values) if values else 0.0
+
+        def quantile(values: list[float], part: float) -> float:
+            return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
+
         return {
             kind: Sampled(
-                memory_used=_mean(used),
-                cache_used=_mean(self._cache.get(kind, [])),
-                resizing=_mean(self._resizing.get(kind, [])),
-                batch_p50=_quantile(self._batches.get(kind, []), 0.5),
-                batch_p95=_quantile(self._batches.get(kind, []), 0.95),
+                memory_used=mean(of["memory"]), cache_used=mean(of["cache"]), resizing=mean(of["resizing"]),
+                batch_p50=quantile(of["batch"], 0.5), batch_p95=quantile(of["batch"], 0.95),
             )
-            for kind, used in sorted(self._memory.items())
-        }
+            for kind, of in sorted(self._samples.items()) if of["memory"]
+        }  # fmt: skip
 
     def _sample(self) -> None:
         sim = self._sim
         for pilot in sim.pilots.values():
-            kind, largest = pilot.kind, 0
+            of, largest = self._samples[pilot.kind], 0
             for number, library in pilot.libraries.items():
                 known = sim.core.state.libraries.get(number)
                 if library.batch is None or known is None or known.state is LibraryState.LOADING:
                     continue
-                engine = library.model.engine_on_device_kind(kind)
+                engine = library.model.engine_on_device_kind(pilot.kind)
                 assert engine is not None
                 requests = library.batch.engine.batch.running.values()
                 used = sum(request.length for request in requests) * engine.token_bytes
                 held, weights = pilot.core.state.ledger.held(number), int(engine.weights_bytes)
-                self._memory.setdefault(kind, []).append((weights + used) / max(1, held))
+                of["memory"].append((weights + used) / max(1, held))
                 if used:
-                    self._cache.setdefault(kind, []).append(used / max(1, held - weights))
-                self._resizing.setdefault(kind, []).append(bool(known.resizing))
+                    of["cache"].append(used / max(1, held - weights))
+                of["resizing"].append(float(bool(known.resizing)))
                 largest = max(largest, len(library.running))
             if largest:
-                self._batches.setdefault(kind, []).append(largest)
+                of["batch"].append(float(largest))
         if sim.agenda.now + _EVERY_S <= self._for_s:
             sim.agenda.after(_EVERY_S, self._sample)
-
-
-def _mean(values: list[float] | list[bool]) -> float:
-    return statistics.fmean(values) if values else 0.0
-
-
-def _quantile(values: list[int], part: float) -> float:
-    return float(sorted(values)[min(len(values) - 1, int(part * len(values)))]) if values else 0.0

@@ -19,15 +19,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.papers.slinfer.late_drops import LateDrops
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Drop, Load, Policies, Send, Timer, Unload, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.slinfer.validation import first_token_s
+from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_s
 from stoker.manager.policies.where_to_load import can_use_device
-from stoker.protocol.ids import LibraryId, RecipeKey
+from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
 """Limits by context name and kind of device."""
@@ -119,6 +118,59 @@ class ScaleOut:
         return device.facts.memory_bytes // self._parts.get((context.recipe.name, device.facts.kind), 1)
 
 
+_LATE = "late-drops"
+_ROUNDING_S = 1e-6
+"""Tolerance in seconds, because a clock may count in microseconds."""
+
+
+class LateDrops:
+    """Drop a waiting call if its queueing delay exceeds its objective for the first token (§IX-B).
+
+    A call that waits for a load gets a grace period equal to the cold start (§IX-A). A policy calls `waits` for each
+    waiting call, which returns a timer; `fired` returns the drops.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, CallId]] = []
+        """Heap of the check times of calls. Calls that left are skipped."""
+        self._timer_at = float("inf")
+
+    def waits(self, view: View, call: Call) -> tuple[Timer, ...]:
+        wanted_s = first_token_s(call)
+        if not wanted_s:
+            return ()
+        heapq.heappush(self._due, (call.submitted_at + wanted_s, call.id))
+        return self._set_timer(view.now)
+
+    def fired(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
+        """Return the drops and the next timer; nothing for the timer of another policy."""
+        if key != _LATE:
+            return ()
+        self._timer_at = float("inf")
+        drops: list[Drop] = []
+        while self._due and self._due[0][0] <= view.now + _ROUNDING_S:
+            _, id = heapq.heappop(self._due)
+            call = view.calls.get(id)
+            if call is None or call.state is not CallState.WAITING:
+                continue
+            waited_s, wanted_s = view.now - call.submitted_at, first_token_s(call)
+            grace_s = cold_start_s(view, call)
+            late_at = call.submitted_at + wanted_s + grace_s
+            if late_at <= view.now + _ROUNDING_S:
+                grace = f", and {grace_s:.3g} s for a load" if grace_s else ""
+                wanted = f"its first token, which was wanted within {wanted_s:.3g} s{grace}"
+                drops.append(Drop(id, f"it has waited {waited_s:.3g} s for {wanted}"))
+            else:
+                heapq.heappush(self._due, (late_at, id))
+        return (*drops, *self._set_timer(view.now))
+
+    def _set_timer(self, now: float) -> tuple[Timer, ...]:
+        if not self._due or self._due[0][0] >= self._timer_at:
+            return ()
+        self._timer_at = max(self._due[0][0], now)
+        return (Timer(self._timer_at, _LATE),)
+
+
 class UpToLimit(Quiet):
     """Dispatch to instances below their limit."""
 
@@ -154,12 +206,8 @@ class UpToLimit(Quiet):
     def timer(self, view: View, key: str) -> Sequence[Action]:
         if key != _SCALE:
             return (*self._late.fired(view, key), *self._keep_alive.fired(view, key))
-        return tuple(self._watched(view)) + tuple(self._scale_out.loads(view))
-
-    def _watched(self, view: View) -> Iterator[Action]:
         new, self._new = self._new, []
-        for call in new:
-            yield from self._late.waits(view, call)
+        return (*(timer for call in new for timer in self._late.waits(view, call)), *self._scale_out.loads(view))
 
 
 class Polling(Quiet):
@@ -173,15 +221,12 @@ class Polling(Quiet):
         self._keep_alive = keep_alive
         self._poll_s = poll_s
         self._bound: dict[LibraryId, dict[int, Call]] = {}
-        """Number of requests that wait for each loading instance."""
+        """Requests that wait for each loading instance."""
         self._turn: dict[Context, int] = {}
         """Index of the instance that each model tries first."""
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
         return library.slots
-
-    def place(self, view: View, call: Call) -> Iterator[Action]:
-        return self._try(view, call)
 
     def pull(self, view: View, library: Library) -> Iterator[Action]:
         for call in self._bound.pop(library.id, {}).values():
@@ -202,9 +247,9 @@ class Polling(Quiet):
         late_s = view.now - call.submitted_at - first_token_s(call)
         if late_s > 0:
             return (Drop(call.id, f"its first token is {late_s:.3g} s late, and no instance has room"),)
-        return self._try(view, call)
+        return self.place(view, call)
 
-    def _try(self, view: View, call: Call) -> Iterator[Action]:
+    def place(self, view: View, call: Call) -> Iterator[Action]:
         context = call.group.context
         library = self._next(context)
         if library is None:

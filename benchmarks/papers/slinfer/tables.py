@@ -7,8 +7,7 @@ from itertools import product
 
 from benchmarks.papers.slinfer import authors
 from benchmarks.papers.slinfer.cases import BASELINES, SLINFER, SLLM, SLLM_C, SLLM_CS, SLLM_CS_STATIC, Case
-from benchmarks.papers.slinfer.data import OBJECTIVE
-from benchmarks.papers.slinfer.worlds import CPU, GPU, ROWS, Nodes, profile_of
+from benchmarks.papers.slinfer.worlds import CPU, GPU, OBJECTIVE, ROWS, Nodes, profile_of
 from stoker.contexts.step_times import StepSeconds
 
 SMALL, SEVEN, LARGE = SIZES = ("llama-3.2-3b", "llama-2-7b", "llama-2-13b")
@@ -41,11 +40,9 @@ BAR_POINTS, BAR_GPUS, BAR_FACTOR, BAR_RUN_S = 4.0, 0.4, 2.0, 60.0
 SYSTEMS = (*BASELINES, SLINFER)
 QUICK_S = 300.0
 ABLATIONS: dict[str, dict[str, float | bool]] = {
-    "whole": {},
-    "without CPUs": {"cpus": False},
-    "without sharing": {"sharing": False},
+    "whole": {}, "without CPUs": {"cpus": False}, "without sharing": {"sharing": False},
     "without consolidation": {"consolidation": False},
-}
+}  # fmt: skip
 WATERMARKS = (0.0, 0.1, 0.25, 0.5, 1.0)
 RESIZE_READINGS = [(0.03, 4096), (0.03, 1024), (0.06, 4096), (0.06, 1024), (0.12, 4096)]
 """Assumptions about resizes: seconds per GB of a new cache, and tokens of the smallest cache (eq. 2)."""
@@ -83,15 +80,6 @@ def program_case(system: str, size: str, *, without: str = "") -> Case:
     return Case(system, 128, (size,), program=tuple(row for row in authors.ROWS if row != without))
 
 
-def ablation_cases() -> list[Case]:
-    of_seven = [
-        program_case(system, SEVEN, without=row)
-        for row in authors.ROWS
-        for system in (PROGRAM_SYSTEMS if row != "caps" else (SLINFER,))
-    ]
-    return [*of_seven, program_case(SLLM, SMALL, without="cache")]
-
-
 TABLES: dict[str, Callable[[], list[Case]]] = {
     "22": lambda: _grid(SYSTEMS, SIZES),
     "III": lambda: _grid((SLLM_CS, SLLM_CS_STATIC, SLINFER), (SEVEN,)),
@@ -100,17 +88,21 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "24": lambda: [Case(SLINFER, 64, nodes=nodes) for nodes in NODES_24],
     "25": lambda: [Case(system, 64, SIZES) for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
     "27": lambda: [burst_case(system, per_s) for per_s in BURSTS for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
-    "30": lambda: [
-        keep_alive_case(system, seconds) for system in (SLLM_C, SLLM_CS, SLINFER) for seconds in KEEP_ALIVES_S
-    ],
+    "30": lambda: [keep_alive_case(*each) for each in product((SLLM_C, SLLM_CS, SLINFER), KEEP_ALIVES_S)],
     "31": lambda: [Case(SLINFER, 64, settings={"watermark": watermark}) for watermark in WATERMARKS],
     "resizes": lambda: [resize_case(watermark, *each) for each in RESIZE_READINGS for watermark in RESIZING],
     "32": lambda: [Case(system, 64, nodes=each) for each in NODES_32 for system in (SLLM_C, SLLM_CS, SLINFER)],
     "35": lambda: [Case(system, 64, ("llama-3.1-8b",), name) for name in DATASETS for system in (SLLM_CS, SLINFER)],
     "II": list,
     "program": lambda: [program_case(system, size) for size in SIZES for system in PROGRAM_SYSTEMS],
-    "rows": ablation_cases,
-}
+    "rows": lambda: [
+        program_case(SLLM, SMALL, without="cache"),
+        *(
+            program_case(system, SEVEN, without=row)
+            for row in authors.ROWS for system in (PROGRAM_SYSTEMS if row != "caps" else (SLINFER,))
+        ),
+    ],
+}  # fmt: skip
 """The cases of each table; `II` is computed from the profile alone."""
 
 _MEMORY_BYTES, _GIB = 80 * 2**30, 2**30 / 1e9

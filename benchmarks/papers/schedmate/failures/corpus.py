@@ -1,23 +1,70 @@
-"""Compose the labelled corpus of failed job logs by seed from real output (`recorded.msgpack.xz`).
+"""Compose the labelled corpus of failed job logs by seed from real output (`benchmarks/corpora`).
 
-A log contains a job header, a run with inserted harmless lines, the failure, and the last lines of the batch system.
-With several ranks, errors of other ranks follow as a cascade, which may start before the lines of the failing rank.
+A third of the fault types of each kind (`fault_types.toml`) is the test part; types from real clusters are divided
+separately. A log contains a job header, a run with inserted harmless lines, the failure, and the last lines of the
+batch system. With several ranks, errors of other ranks follow as a cascade, which may start before the lines of the
+failing rank.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.papers.schedmate.failures.clusters import MPI, SLURM
-from benchmarks.papers.schedmate.failures.fault_types import FRAMEWORK, INFRASTRUCTURE, TEST, TYPES
-from benchmarks.papers.schedmate.failures.recording import Run, read_recorded_runs
+from benchmarks import corpora
+
+INFRASTRUCTURE, FRAMEWORK, USER = "infrastructure", "framework", "user"
+SPLIT_SEED, CLUSTERS_SEED = "schedmate-failures-1", "schedmate-failures-clusters-1"
+
+
+class FaultType(NamedTuple):
+    name: str
+    kind: str
+    component: str
+
+
+def held_out(types: Iterable[FaultType], seed: str) -> frozenset[str]:
+    chance = random.Random(seed)
+    types = list(types)
+    chosen: list[str] = []
+    for kind in (INFRASTRUCTURE, FRAMEWORK, USER):
+        names = sorted(each.name for each in types if each.kind == kind)
+        chosen += chance.sample(names, round(len(names) / 3))
+    return frozenset(chosen)
+
+
+_TABLES = {
+    part: tuple(FaultType(name, *labels) for name, labels in types.items())
+    for part, types in tomllib.loads(Path(__file__).with_name("fault_types.toml").read_text()).items()
+}
+INJECTED, ON_CLUSTERS = _TABLES["injected"], _TABLES["on_clusters"]
+TYPES = (*INJECTED, *ON_CLUSTERS)
+TEST = held_out(INJECTED, SPLIT_SEED) | held_out(ON_CLUSTERS, CLUSTERS_SEED)
+
+SLURM, MPI = "slurm", "mpi"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Output of one run. `truth`: index of the first failure line, or -1."""
+
+    fault: str
+    program: str
+    truth: int
+    lines: list[str]
+
+
+def read_recorded_runs() -> list[Run]:
+    files = ("failures.msgpack", "failures_on_clusters.msgpack")
+    return [run for file in files for run in msgspec.msgpack.decode(corpora.read(file), type=list[Run])]
+
 
 LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
 """Logs per fault type, by kind: about 30 % infrastructure failures (25 % in the paper)."""
@@ -29,7 +76,7 @@ CONSEQUENCES = re.compile(
     r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
 )
 """Lines that launchers print at the end of each job, outside the failure."""
-_NOISE = msgspec.toml.decode(Path(__file__).with_name("noise.toml").read_bytes())
+_NOISE = tomllib.loads(Path(__file__).with_name("noise.toml").read_text())
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
 
@@ -114,7 +161,7 @@ def _with_harmless_lines(lines: list[str], chance: random.Random) -> list[str]:
     return found
 
 
-def _placeholder_filler(chance: random.Random):  # type: ignore[no-untyped-def]
+def _placeholder_filler(chance: random.Random) -> Callable[[str], str]:
     values = {
         "{host}": f"node{chance.randrange(1, 400):03d}", "{job}": str(chance.randrange(100000, 9999999)), "{gpu}": str(chance.randrange(8)),
         "{pid}": str(chance.randrange(20000, 900000)), "{clock}": f"{chance.randrange(10**6)}.{chance.randrange(10**6):06d}", "{clock3}": str(chance.randrange(100, 999)),

@@ -2,88 +2,101 @@
 
 Three rule tables are compared: the shipped table; for each type a table without rows that match its lines; a table
 without rows that match lines of any test failure. Another comparison classifies the last 500 lines.
+
+`train` fits the scorer (logistic regression over facts of failures) to the training part of the corpus. `validate`
+holds out each fault type of the training part in turn; settings are chosen only by validation.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from benchmarks.harness import ROOT, commit, machine
-from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus, good_runs
-from benchmarks.papers.schedmate.failures.fault_types import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
-from benchmarks.papers.schedmate.failures.training import NEAR_LINES, Scores, scores_of, without_knowledge_of
-from stoker.manager.advice.logs.classifier import classify
-from stoker.manager.advice.logs.failures import ROWS, Fault, FaultRule, Located, LogLine
+from benchmarks.papers.schedmate.failures import corpus as logs
+from benchmarks.papers.schedmate.failures.corpus import INFRASTRUCTURE, FailedJob, corpus
+from stoker.manager.advice.logs.classifier import KindScorer, classify, features, scaled
+from stoker.manager.advice.logs.failures import ROWS, Fault, FaultKind, FaultRule, Located, LogLine, matching_rules
 from stoker.manager.advice.logs.locator import Episode, locate
 from stoker.manager.advice.logs.opinion import DOUBTED
 from stoker.manager.advice.logs.reading import TRACEBACK, Gravity, gravity, remove_digits
 from stoker.whole_files import write_whole
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-failures.json"
-LAST_LINES = 500
+SCORER = ROOT / "manager" / "advice" / "logs" / "scorer.json"
 BARS = {"f1": 68.0, "precision": 76.0, "lines_per_s": 50_000}
+NEAR_LINES = 3
+LAST_LINES = 500
 _GIGABYTE = 1 << 30
+Opinion = Callable[[FailedJob, Located, Fault], Fault]
+Rules = dict[str, tuple[FaultRule, ...]]
+"""Rule tables by fault type."""
 
 
 def evaluate() -> None:
     jobs = list(corpus(test=True))
     found: dict[str, Any] = {}
     for name, rules in tables(jobs).items():
-        found[name] = {
-            "rows": sorted({len(rules[job.fault]) for job in jobs}),
-            "located": score_verdicts(jobs, rules),
-            "last 500 lines": score_verdicts(jobs, rules, on_last_lines=True),
-        }
-        for side in ("located", "last 500 lines"):
-            scores = found[name][side]
+        found[name] = {"rows": sorted({len(rules[job.fault]) for job in jobs})}
+        for side, on_last_lines in (("located", False), ("last 500 lines", True)):
+            scores = found[name][side] = score_verdicts(jobs, rules, on_last_lines=on_last_lines)
             print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
                   f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
-    injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
-    found["the types of the first draw"] = {
+    injected = [job for job in jobs if job.fault in logs.held_out(logs.INJECTED, logs.SPLIT_SEED)]
+    first = found["the types of the first draw"] = {
         name: score_verdicts(injected, rules) for name, rules in tables(injected).items()
     }
-    for name, scores in found["the types of the first draw"].items():
+    for name, scores in first.items():
         print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
-    lines = {part: _located_share(each) for part, each in (("test", jobs), ("training", list(corpus(test=False))))}
+    took_s = time.process_time()
+    near = [_is_near(job, locate(job.lines)) for job in jobs]
+    took_s = time.process_time() - took_s
+    training = [_is_near(job, locate(job.lines)) for job in corpus(test=False)]
+    lines = {"test": _percent(sum(near) / len(near)), "training": _percent(sum(training) / len(training))}
     print("line found:", lines)
-    speed = {"training log": _lines_per_second(), "corpus": _corpus_speed(jobs)}
-    print("lines/s:", speed, "load:", os.getloadavg())
+    speed = {"training log": _lines_per_second(), "corpus": round(sum(len(job.lines) for job in jobs) / took_s)}
+    load = [round(load, 1) for load in os.getloadavg()]
+    print("lines/s:", speed, "load:", load)
     memory = _memory_use()
     print("1 GiB log:", memory)
-    record = {"command": "python -m benchmarks.papers.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
-              "split": [SPLIT_SEED, CLUSTERS_SEED], "test_types": sorted(TEST), "bars": BARS, "load": [round(load, 1) for load in os.getloadavg()], "logs": len(jobs), "scores": found, "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory}  # fmt: skip
+    record = {
+        "command": "python -m benchmarks.papers.schedmate failures", "machine": machine(),
+        "at": str(datetime.date.today()), "commit": commit(), "split": [logs.SPLIT_SEED, logs.CLUSTERS_SEED],
+        "test_types": sorted(logs.TEST), "bars": BARS, "load": load, "logs": len(jobs), "scores": found,
+        "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory,
+    }  # fmt: skip
     write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
 
 
-Opinion = Callable[[FailedJob, Located, Fault], Fault]
-
-
-def tables(jobs: list[FailedJob]) -> dict[str, dict[str, tuple[FaultRule, ...]]]:
+def tables(jobs: list[FailedJob]) -> dict[str, Rules]:
     types = {job.fault for job in jobs}
     own = {fault: without_knowledge_of([job for job in jobs if job.fault == fault]) for fault in types}
     return {
-        "shipped table": dict.fromkeys(types, ROWS),
-        "each type without the rows that know it": own,
+        "shipped table": dict.fromkeys(types, ROWS), "each type without the rows that know it": own,
         "without rows that know the test's texts": dict.fromkeys(types, without_knowledge_of(jobs)),
-    }
+    }  # fmt: skip
+
+
+def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule] = ROWS) -> tuple[FaultRule, ...]:
+    known: set[int] = set()
+    for line in {line for job in jobs for line in job.own}:
+        known |= {id(rule) for rule in matching_rules(line, tuple(rules))}
+    return tuple(rule for rule in rules if id(rule) not in known)
 
 
 def score_verdicts(
-    jobs: list[FailedJob],
-    rules: dict[str, tuple[FaultRule, ...]],
-    *,
-    on_last_lines: bool = False,
-    opinion: Opinion | None = None,
+    jobs: list[FailedJob], rules: Rules, *, on_last_lines: bool = False, opinion: Opinion | None = None
 ) -> Scores:
     """Return scores of the verdicts. `opinion`: language model for verdicts of low confidence."""
     verdicts = []
@@ -96,12 +109,8 @@ def score_verdicts(
     return scores_of(verdicts)
 
 
-def _located_share(jobs: list[FailedJob]) -> float:
-    near = 0
-    for job in jobs:
-        located = locate(job.lines)
-        near += located is not None and abs(located.first.number - job.truth) <= NEAR_LINES
-    return round(100 * near / len(jobs), 1)
+def _is_near(job: FailedJob, located: Located | None) -> bool:
+    return located is not None and abs(located.first.number - job.truth) <= NEAR_LINES
 
 
 def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
@@ -123,40 +132,160 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
 
 
 def _lines_per_second() -> int:
-    lines = good_runs()["vision"][0]
+    lines = logs.good_runs()["vision"][0]
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
     locate(text)
     return round(text.count("\n") / (time.process_time() - began))
 
 
-def _corpus_speed(jobs: list[FailedJob]) -> int:
-    began = time.process_time()
-    for job in jobs:
-        locate(job.lines)
-    return round(sum(len(job.lines) for job in jobs) / (time.process_time() - began))
-
-
 def _memory_use() -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "log")
-        with path.open("wb") as file:
-            size = number = 0
-            while size < _GIGABYTE:
-                block = b"".join(
-                    b"step %d loss %.5f lr 0.001 tokens/s %.1f seen %x\n" % (at, 1 / (at + 1), at * 3.1, at)
-                    for at in range(number, number + 20_000)
-                )
-                size, number = size + file.write(block), number + 20_000
-            file.write(
-                b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n"
-            )
+    with tempfile.NamedTemporaryFile() as file:
+        size = number = 0
+        while size < _GIGABYTE:
+            size += file.write(b"".join(
+                b"step %d loss %.5f lr 0.001 tokens/s %.1f seen %x\n" % (at, 1 / (at + 1), at * 3.1, at)
+                for at in range(number, number + 20_000)
+            ))  # fmt: skip
+            number += 20_000
+        file.write(
+            b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n"
+        )
+        file.flush()
         code = ("import sys, time; from pathlib import Path; from stoker.manager.advice.logs import locate;"
                 "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); before = peak(); began = time.process_time(); found = locate(Path(sys.argv[1]));"
                 "print(time.process_time() - began, found.lines, found.first.number, before, peak())")  # fmt: skip
-        out = subprocess.run(
-            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
-        ).stdout.split()
+        command = [sys.executable, "-c", code, file.name]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     seconds, lines, first, before, peak = map(float, out)
-    return {"lines": lines, "first": first, "s": round(seconds, 1), "lines_per_cpu_s": round(lines / seconds), "grew_mib": round((peak - before) / 1024, 1),
-            "peak_mib": round(peak / 1024, 1)}  # fmt: skip
+    return {
+        "lines": lines, "first": first, "s": round(seconds, 1), "lines_per_cpu_s": round(lines / seconds),
+        "grew_mib": round((peak - before) / 1024, 1), "peak_mib": round(peak / 1024, 1),
+    }  # fmt: skip
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """Percentages. F1, precision and recall are for `infrastructure`. `accuracy`: infrastructure or not, as in the
+    paper. `component`: accuracy among detected infrastructure failures.
+    """
+
+    logs: int
+    infrastructure: int
+    f1: float
+    precision: float
+    recall: float
+    accuracy: float
+    accuracy_of_three: float
+    component: float
+    located: float
+    confusion: dict[str, dict[str, int]]
+    by_type: dict[str, str]
+
+
+def scores_of(verdicts: Sequence[tuple[FailedJob, Located | None, Fault | None]]) -> Scores:
+    confusion: dict[str, Counter[str]] = defaultdict(Counter)
+    by_type: dict[str, Counter[bool]] = defaultdict(Counter)
+    components = near = 0
+    for job, located, fault in verdicts:
+        said = fault.kind.value if fault is not None else "none"
+        confusion[job.kind][said] += 1
+        by_type[job.fault][said == job.kind] += 1
+        components += job.kind == said == INFRASTRUCTURE and fault is not None and fault.component == job.component
+        near += _is_near(job, located)
+    right = confusion[INFRASTRUCTURE][INFRASTRUCTURE]
+    called = sum(row[INFRASTRUCTURE] for row in confusion.values())
+    true = sum(confusion[INFRASTRUCTURE].values())
+    precision, recall = right / max(1, called), right / max(1, true)
+    total = len(verdicts)
+    return Scores(
+        logs=total, infrastructure=true, f1=_percent(2 * precision * recall / max(1e-9, precision + recall)),
+        precision=_percent(precision), recall=_percent(recall),
+        accuracy=_percent((total - (called - right) - (true - right)) / max(1, total)),
+        accuracy_of_three=_percent(sum(row[kind] for kind, row in confusion.items()) / max(1, total)),
+        component=_percent(components / max(1, right)), located=_percent(near / max(1, total)),
+        confusion={kind: dict(row) for kind, row in sorted(confusion.items())},
+        by_type={name: f"{row[True]} of {row.total()}" for name, row in sorted(by_type.items())},
+    )  # fmt: skip
+
+
+def _percent(part: float) -> float:
+    return round(100 * part, 1)
+
+
+FOLDS = 6
+PARTITIONS = 3
+LEAST_TYPES = 2
+"""Minimum number of fault types with a fact, because facts of one type do not generalise."""
+RIDGE = 1e-3
+_ROUNDS = 600
+_RATE = 4.0
+_KINDS = list(FaultKind)
+
+
+def train_scorer(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridge: float = RIDGE) -> KindScorer:
+    counts = [features(located) for _, located in examples]
+    types: dict[str, set[str]] = {}
+    for (job, _), found in zip(examples, counts, strict=True):
+        for fact in found:
+            types.setdefault(fact, set()).add(job.fault)
+    facts = sorted(fact for fact, having in types.items() if len(having) >= LEAST_TYPES)
+    place = {fact: at for at, fact in enumerate(facts)}
+    inputs = np.zeros((len(examples), len(facts)))
+    for row, found in enumerate(counts):
+        for fact, value in scaled({fact: count for fact, count in found.items() if fact in place}).items():
+            inputs[row, place[fact]] = value
+    wanted = np.array([[kind.value == job.kind for kind in _KINDS] for job, _ in examples], float)
+    each = {job.fault: sum(other.fault == job.fault for other, _ in examples) for job, _ in examples}
+    share = np.array([1.0 / each[job.fault] for job, _ in examples])
+    share /= share.sum()
+    weights, bias = np.zeros((len(facts), len(_KINDS))), np.zeros(len(_KINDS))
+    speed_w, speed_b = np.zeros_like(weights), np.zeros_like(bias)
+    for _ in range(_ROUNDS):
+        scores = inputs @ weights + bias
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        wrong = (chances - wanted) * share[:, None]
+        speed_w = 0.9 * speed_w + inputs.T @ wrong + ridge * weights
+        speed_b = 0.9 * speed_b + wrong.sum(axis=0)
+        weights -= _RATE * speed_w
+        bias -= _RATE * speed_b
+    learned = {
+        kind: {fact: round(float(weights[place[fact], at]), 3) for fact in facts} for at, kind in enumerate(_KINDS)
+    }
+    return KindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
+
+
+def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, Located]]:
+    for job in jobs:
+        located = locate(job.lines)
+        if located is not None:
+            yield job, located
+
+
+def validate(*, ridge: float = RIDGE) -> list[Scores]:
+    jobs = list(corpus(test=False))
+    examples = list(located_examples(jobs))
+    found = []
+    for partition in range(PARTITIONS):
+        names = sorted({job.fault for job in jobs})
+        random.Random(FOLDS + partition).shuffle(names)
+        verdicts = []
+        for fold in range(FOLDS):
+            out = frozenset(names[fold::FOLDS])
+            held = [job for job in jobs if job.fault in out]
+            rules = without_knowledge_of(held)
+            others = [each for each in examples if each[0].fault not in out]
+            scorer = train_scorer(others, made_of="a fold", ridge=ridge)
+            for job in held:
+                located = locate(job.lines, rules=rules)
+                verdicts.append((job, located, classify(located, rules=rules, scorer=scorer) if located else None))
+        found.append(scores_of(verdicts))
+        print("held out of the training part:", found[-1], flush=True)
+    return found
+
+
+def train() -> None:
+    examples = list(located_examples(list(corpus(test=False))))
+    made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
+    data = msgspec.json.encode(train_scorer(examples, made_of=made_of))
+    write_whole(SCORER, msgspec.json.format(data, indent=0).replace(b"\n\n", b"\n"), mode=0o644)

@@ -190,19 +190,19 @@ def _exhaust_host_memory(_device: Device, run: Run) -> None:
         Path("/proc/self/oom_score_adj").write_text("0")
 
 
-def _raise_value_error(_device: Device, run: Run) -> None:
-    if run.case.variant == "key":
-        {"claim": 1}[run.case.folder]
-    if run.case.variant == "assert":
-        assert run.case.number < 0, "the batch is empty"
-    int(run.case.folder)
-
-
-def _mismatch_shapes(device: Device, run: Run) -> None:
+def _raise_user_error(device: Device, run: Run) -> None:
     torch = device.torch
-    if run.case.variant == "linear":
-        torch.nn.Linear(4, 2)(torch.zeros(3, 5))
-    torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(4, 2))
+    match run.case.variant:
+        case "value":
+            int(run.case.folder)
+        case "key":
+            {"claim": 1}[run.case.folder]
+        case "assert":
+            assert run.case.number < 0, "the batch is empty"
+        case "linear":
+            torch.nn.Linear(4, 2)(torch.zeros(3, 5))
+        case "embedding":
+            torch.nn.functional.embedding(torch.tensor([9]), torch.zeros(4, 2))
 
 
 def _read_missing_file(_device: Device, run: Run) -> None:
@@ -268,9 +268,8 @@ def _own_memory(_device: Device, _run: Run) -> None:
 
 
 def _own_peer(_device: Device, run: Run) -> None:
-    surroundings.run_gloo_operation(
-        f"{run.node}/meeting-{run.case.number}-{time.time()}", run.case.variant, peer="raises"
-    )
+    place = f"{run.node}/meeting-{run.case.number}-{time.time()}"
+    surroundings.run_gloo_operation(place, run.case.variant, peer="raises")
 
 
 _OPENED = tuple(
@@ -293,8 +292,8 @@ FAULTS: dict[str, Kind] = {
     "host memory, a neighbour": Kind(_exhaust_host_memory),
 }  # fmt: skip
 MISTAKES: dict[str, Kind] = {
-    "ValueError, KeyError, assertion": Kind(_raise_value_error, ("value", "key", "assert")),
-    "tensors that do not fit": Kind(_mismatch_shapes, ("linear", "embedding")),
+    "ValueError, KeyError, assertion": Kind(_raise_user_error, ("value", "key", "assert")),
+    "tensors that do not fit": Kind(_raise_user_error, ("linear", "embedding")),
     "a file that is not there": Kind(_read_missing_file, tuple(files.READERS)),
     "raises a fault's exception itself": Kind(_raise_infrastructure_error, ("EIO", "ESTALE", "NCCL", "ECC", "memory")),
     "CUDA assertion, illegal address": _kind_of_messages("of_the_program"),

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,29 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[4]
 CGROUPS = Path("/sys/fs/cgroup/memory")
 DISK_MB, MEMORY_MB, DEVICE_BYTES = 32, 1800, 24 * 10**9
-PROBE = """
-import os, sys, time
-try:
-    sick_until = float(open(os.environ["FAULTS_NODE"] + "/sick").read())
-except OSError:
-    sick_until = 0.0
-if time.time() < sick_until:
-    print("the device does not answer")
-    sys.exit(5)
-"""
-"""The probe of a device."""
-_INIT = """
-node=$(mktemp -d {folder}/nodes/n-XXXXXX)
-mkdir $node/tmp $node/use.d
-mount -t tmpfs -o size={disk}m stoker-faults $node/tmp
-mkdir {group}/$(basename $node)
-echo {memory} > {group}/$(basename $node)/memory.limit_in_bytes
-echo $$ > {group}/$(basename $node)/cgroup.procs
-printf '{{"gpus": [{{"uuid": "GPU-%s", "memory": {device}}}]}}' $(basename $node) > $node/nvml.json
-export STANDIN_NVML=$node/nvml.json FAULTS_NODE=$node FAULTS_GROUP={group}/$(basename $node) TMPDIR=$node/tmp
-export FAULTS_REQUESTS={folder}/requests
-export GLOO_SOCKET_IFNAME=lo HF_HUB_OFFLINE=1
-"""
+PROGRAMS: dict[str, str] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 
 
 class Nodes:
@@ -62,7 +41,7 @@ class Nodes:
         with contextlib.suppress(OSError), open(self.folder / "quota" / "full", "wb", 0) as file:
             while True:
                 file.write(bytes(4096))
-        (self.folder / "probe.py").write_text(PROBE)
+        (self.folder / "probe.py").write_text(PROGRAMS["probe"])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +53,7 @@ class Nodes:
 
     @property
     def worker_init(self) -> str:
-        return _INIT.format(
+        return PROGRAMS["worker_init"].format(
             folder=self.folder, group=self.group, disk=DISK_MB, memory=MEMORY_MB << 20, device=DEVICE_BYTES
         )
 
@@ -98,40 +77,7 @@ def why_not() -> str:
 LIMIT_S = 60.0
 EVERY_S = 0.01
 
-DISK = """
-import os, sys
-folder, keep = sys.argv[1], int(sys.argv[2])
-number = os.open(folder, os.O_TMPFILE | os.O_RDWR)
-size = 0
-try:
-    while True:
-        size += os.write(number, bytes(65536))
-except OSError:
-    pass
-os.ftruncate(number, size - keep)
-"""
-MEMORY = """
-import os, sys
-group, left = sys.argv[1], int(sys.argv[2])
-open("/proc/self/oom_score_adj", "w").write("-1000")
-open(group + "/cgroup.procs", "w").write(str(os.getpid()))
-limit = int(open(group + "/memory.limit_in_bytes").read())
-kept = []
-def used():
-    facts = dict(line.split() for line in open(group + "/memory.stat"))
-    return int(facts["total_rss"]) + int(facts["total_shmem"])
-while used() < limit - left:
-    kept.append(bytearray(b"x") * (8 << 20))
-"""
-DEVICE = """
-import json, os, sys
-place, uuid, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
-draft = place + "-draft-%d" % os.getpid()
-open(draft, "w").write(json.dumps({uuid: size}))
-os.replace(draft, place + "/%d" % os.getpid())
-"""
 _WAITS = "print('ready', flush=True)\nsys.stdin.read()\n"
-KINDS = {"disk": DISK, "memory": MEMORY, "device": DEVICE}
 
 
 def request_neighbour(requests: str, node: str, kind: str, *arguments: object) -> None:
@@ -187,12 +133,9 @@ class Neighbours:
             kind, *arguments = json.loads(file.read_text())
         except FileNotFoundError:
             return
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-c", KINDS[kind] + _WAITS, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"]},
-        )
+        command = [sys.executable, "-S", "-c", PROGRAMS[kind] + _WAITS, *arguments]
+        path = {"PATH": os.environ["PATH"]}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path)
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
             raise SystemExit(f"the neighbour {kind} could not begin")
@@ -204,22 +147,6 @@ class Neighbours:
         process = self._here.pop(file)
         process.communicate()
         file.with_suffix(".ready").unlink(missing_ok=True)
-
-
-PEER = """
-import datetime, sys, time, torch, torch.distributed as dist
-place, how = sys.argv[1:]
-limit = datetime.timedelta(seconds=60)
-dist.init_process_group("gloo", init_method="file://" + place, rank=1, world_size=2, timeout=limit)
-x = torch.ones(1 << 20)
-dist.all_reduce(x)
-if how == "stays away":
-    time.sleep(60)
-if how == "raises":
-    raise KeyError("a mistake of the program's own")
-WORK
-dist.destroy_process_group()
-"""
 
 
 OPERATIONS: dict[str, tuple[Callable[[Any, Any], None], str]] = {
@@ -238,9 +165,8 @@ def run_gloo_operation(place: str, operation: str, *, peer: str) -> float:
 
     here, theirs = OPERATIONS[operation]
     how = {"is killed": "stays away"}.get(peer, peer)
-    other = subprocess.Popen(
-        [sys.executable, "-c", PEER.replace("WORK", theirs), place, how], stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-c", PROGRAMS["peer"].replace("WORK", theirs), place, how]
+    other = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         limit = datetime.timedelta(seconds=60)
         dist.init_process_group("gloo", init_method=f"file://{place}", rank=0, world_size=2, timeout=limit)

@@ -42,17 +42,9 @@ def shuffled(durations_s: Sequence[float], chance: Stream) -> list[float]:
 
 def lognormal(spread: float, *, shift: float = 0.0) -> Predict:
     def predict(durations_s: Sequence[float], chance: Stream) -> list[float]:
-        return [
-            duration_s * math.exp(shift + spread * chance.normal(number))
-            for number, duration_s in enumerate(durations_s)
-        ]
+        return [said * math.exp(shift + spread * chance.normal(number)) for number, said in enumerate(durations_s)]
 
     return predict
-
-
-def with_share_under_100(share: float) -> Predict:
-    spread = spread_of(share)
-    return lognormal(spread, shift=spread**2 / 2)
 
 
 def spread_of(share: float) -> float:
@@ -86,10 +78,6 @@ def our_log_ratios() -> dict[str, list[float]]:
     return dict(json.loads(OUR_ERRORS.read_text())["log_ratios"])
 
 
-def ours(*, unknown_share: float = 0.0) -> Predict:
-    return resampled(our_log_ratios()["estimates"], unknown_share=unknown_share)
-
-
 def share_under_100(durations_s: Sequence[float], predictions_s: Sequence[float]) -> float:
     pairs = list(zip(durations_s, predictions_s, strict=True))
     return sum(abs(said - true) < true for true, said in pairs) / len(pairs)
@@ -100,17 +88,18 @@ def share_within_two(durations_s: Sequence[float], predictions_s: Sequence[float
     return sum(true / 2 <= said <= 2 * true for true, said in pairs) / len(pairs)
 
 
-PAPER, LUCID = with_share_under_100(settings.PAPER_SHARE), with_share_under_100(settings.LUCID_SHARE)
+PAPER, LUCID = (
+    lognormal(spread, shift=spread**2 / 2) for spread in map(spread_of, (settings.PAPER_SHARE, settings.LUCID_SHARE))
+)
 
 
 def log_ratios() -> dict[str, list[float]]:
     history, rows = estimates.collection(), estimates.collection(estimates.HELD_OUT)
     facts = estimates.facts_of([*history, *rows])
     said = estimates.estimate_rows(rows, history, facts, apart=lambda row, other: row is not other)
+    pairs = [(said[row["name"]], row["run_s"]) for row in rows]
     return {
-        name: [
-            round(math.log(said[row["name"]][what] / row["run_s"]), 4) for row in rows if said[row["name"]][what] > 0
-        ]
+        name: [round(math.log(each[what] / run_s), 4) for each, run_s in pairs if each[what] > 0]
         for name, what in (("estimates", "run_s"), ("average", "average"))
     }
 

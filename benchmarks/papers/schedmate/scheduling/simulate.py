@@ -1,30 +1,105 @@
 """Simulate a window under one of the compared policies, with the real cores in virtual time.
 
 A job is a gang call with the duration in the trace and one library per GPU. Starts take no time, except restarts under
-Tiresias. A gang may span pilots of eight GPUs.
+Tiresias. A gang may span pilots of eight GPUs. The record has results by case and window, without single jobs.
+
+A window has the jobs of a week of a virtual cluster of Microsoft's Philly clusters. The file in `../shared/data/philly`
+(`missing`) is from the artifact of Sia: 77,456 rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp
+counts as arrival. These jobs keep 4 to 29 % of the nodes busy (artifact of QSSF), so the GPUs of a window are computed
+from its jobs and a load (`gpus_at`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import gzip
+import math
+import os
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from benchmarks.baselines.shortest_first import fifo, shortest_first
 from benchmarks.baselines.tiresias import tiresias
+from benchmarks.harness import commit, machine
+from benchmarks.papers import common
+from benchmarks.papers.common import RELEASE, Store
 from benchmarks.papers.schedmate.scheduling import errors, settings
-from benchmarks.papers.schedmate.scheduling.trace import Job, Window, windows
 from stoker.chance import Stream
 from stoker.errors import StokerError
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.manager.study.statistics import quantile
-from stoker.protocol.blocks import Rule
 from stoker.protocol.ids import CallId, make_call_id
 from stoker.site import Duration, Size
+
+PHILLY = common.DATA / "philly" / "philly.csv.gz"
+
+
+class Job(msgspec.Struct, frozen=True):
+    at_s: float
+    duration_s: float
+    gpus: int
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Jobs of a week of a virtual cluster, in order of arrival."""
+
+    cluster: str
+    week: int
+    jobs: tuple[Job, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.cluster}/{self.week}"
+
+    @property
+    def gpus_at_work(self) -> float:
+        week_s = settings.WINDOW_S
+        return sum(job.gpus * min(job.duration_s, week_s - job.at_s) for job in self.jobs) / week_s
+
+    def gpus_at(self, load: float) -> int:
+        """Return the GPUs of whole pilots for the jobs at this load, at least those of the largest job."""
+        wanted = max(self.gpus_at_work / load, max(job.gpus for job in self.jobs))
+        return settings.NODE_GPUS * math.ceil(wanted / settings.NODE_GPUS)
+
+
+def missing() -> str:
+    return common.missing(PHILLY, "the jobs of Philly are")
+
+
+@lru_cache(maxsize=1)
+def windows(path: Path = PHILLY) -> tuple[Window, ...]:
+    with gzip.open(path, "rt") as file:
+        return tuple(windows_of(csv.DictReader(file)))
+
+
+def windows_of(rows: Iterable[dict[str, str]]) -> Iterator[Window]:
+    clusters: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
+    for row in rows:
+        at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()
+        clusters[row["cluster"]].append((at, float(row["duration"]), int(row["num_gpus"])))
+    for cluster, jobs in sorted(clusters.items()):
+        jobs.sort(key=lambda job: job[0])
+        weeks: dict[int, list[Job]] = defaultdict(list)
+        for at, duration_s, gpus in jobs:
+            week, at_s = divmod(at - jobs[0][0], settings.WINDOW_S)
+            weeks[int(week)].append(Job(at_s, duration_s, gpus))
+        for week, several in sorted(weeks.items()):
+            window = Window(cluster, int(week), tuple(several))
+            if len(several) >= settings.LEAST_JOBS and window.gpus_at_work >= settings.LEAST_GPUS:
+                yield window
+
 
 FIFO, SJF, TIRESIAS = "FIFO", "SJF", "Tiresias"
 OURS, OUR_AVERAGE, OURS_UNKNOWN = "our error", "our recipes, plain average", "our error, 30 % unknown"
@@ -32,11 +107,13 @@ PAPER, LUCID, SHUFFLED = "SchedMate's error", "Lucid's error", "shuffled"
 FIFO_SKIP, SJF_SKIP, OURS_SKIP = "FIFO, passing", "SJF, passing", "our error, passing"
 TIRESIAS_OTHER, TIRESIAS_FREE = "Tiresias, 3 queues", "Tiresias, preempting free"
 
+_RATIOS = errors.our_log_ratios()["estimates"]
+_OURS = errors.resampled(_RATIOS)
 ERRORS: dict[str, errors.Predict] = {
-    SJF: errors.none, OURS: errors.ours(), OURS_UNKNOWN: errors.ours(unknown_share=settings.UNKNOWN_SHARE),
+    SJF: errors.none, OURS: _OURS, OURS_UNKNOWN: errors.resampled(_RATIOS, unknown_share=settings.UNKNOWN_SHARE),
     OUR_AVERAGE: errors.resampled(errors.our_log_ratios()["average"]), PAPER: errors.PAPER,
     LUCID: errors.LUCID, SHUFFLED: errors.shuffled,
-    SJF_SKIP: errors.none, OURS_SKIP: errors.ours(),
+    SJF_SKIP: errors.none, OURS_SKIP: _OURS,
     **{f"spread {spread:g}": errors.lognormal(spread) for spread in settings.SPREADS},
 }  # fmt: skip
 """Predictions of systems that run the shortest expected job first."""
@@ -138,11 +215,7 @@ def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) 
 
 
 def world(gpus: int) -> World:
-    pilots = gpus // settings.NODE_GPUS
-    source = SourceModel(
-        name="nodes", kind=_GPU, capacity=pilots, devices=settings.NODE_GPUS, rule=Rule.FIXED, init_blocks=pilots,
-        max_blocks=pilots,
-    )  # fmt: skip
+    source = common.fixed_source("nodes", _GPU, gpus // settings.NODE_GPUS, devices=settings.NODE_GPUS)
     return World(
         devices={_GPU: DeviceKind(_BYTES)}, sources=(source,),
         contexts={_JOB: ContextModel(device_memory_bytes=_BYTES)},
@@ -155,3 +228,86 @@ def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Meas
     mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in jobs) / count
     p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
     return Measures(round(mean_s, 1), round(mean_s - own_s, 1), round(p50_s, 1), round(p95_s, 1), preempted)
+
+
+class WindowFacts(msgspec.Struct, frozen=True):
+    """`gpus`: GPUs at each load of the settings."""
+
+    cluster: str
+    week: int
+    jobs: int
+    duration_s: float
+    gpus_at_work: float
+    gpus: tuple[int, ...]
+
+
+class ErrorFacts(msgspec.Struct, frozen=True):
+    """Share of relative errors under 100 %, and share within a factor of two."""
+
+    under_100: float
+    within_two: float
+
+
+class CaseResult(msgspec.Struct, frozen=True):
+    case: Case
+    release: str
+    took_s: float
+    windows: tuple[Measures, ...]
+
+
+class Kept(msgspec.Struct):
+    """`commit`: commit of the last writer; `peak_bytes`: memory of the largest process."""
+
+    fixed_on: str = settings.FIXED_ON
+    seed: int = settings.SEED
+    commit: str = ""
+    machine: str = ""
+    load_average: tuple[float, float] = (0.0, 0.0)
+    peak_bytes: int = 0
+    summary: dict[str, dict[str, tuple[float, float, float]]] = {}
+    windows: list[WindowFacts] = []
+    errors: dict[str, ErrorFacts] = {}
+    runs: list[CaseResult] = []
+
+
+def records(path: Path) -> Store[Case, CaseResult]:
+    return Store(path, Kept)
+
+
+def bring(store: Store[Case, CaseResult], cases: Sequence[Case], *, jobs: int) -> None:
+    """Run the missing cases. Record the windows, the errors, the machine and its load."""
+    kept, before = store.kept, round(os.getloadavg()[0], 1)
+    if store.missing(cases):
+        kept.fixed_on, kept.seed, kept.commit, kept.machine = settings.FIXED_ON, settings.SEED, commit(), machine()
+        kept.windows, kept.errors = facts(), error_facts()
+        store.bring(cases, run_case, jobs=jobs)
+        used = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        kept.peak_bytes = max(kept.peak_bytes, *(size * 1024 for size in used))
+        kept.load_average = (before, round(os.getloadavg()[0], 1))
+
+
+def run_case(case: Case) -> CaseResult:
+    began = time.process_time()
+    found = tuple(run(case, place) for place in range(len(windows())))
+    return CaseResult(case, RELEASE, round(time.process_time() - began, 1), found)
+
+
+def facts() -> list[WindowFacts]:
+    return [
+        WindowFacts(
+            window.cluster, window.week, len(window.jobs), round(fmean(job.duration_s for job in window.jobs), 1),
+            round(window.gpus_at_work, 2), tuple(window.gpus_at(load) for load in settings.LOADS),
+        )
+        for window in windows()
+    ]  # fmt: skip
+
+
+def error_facts() -> dict[str, ErrorFacts]:
+    found = {}
+    durations = [job.duration_s for window in windows() for job in window.jobs]
+    for system in ERRORS:
+        case = Case(system, settings.MAIN_LOAD)
+        said = [each for window in windows() for each in predictions(window, case).values()]
+        shares = errors.share_under_100(durations, said), errors.share_within_two(durations, said)
+        found[system] = ErrorFacts(*(round(share, 4) for share in shares))
+    return found
