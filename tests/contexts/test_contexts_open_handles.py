@@ -39,7 +39,7 @@ def _mapped() -> mmap.mmap:
 
 
 HANDLES: dict[str, Callable[[], Any]] = {
-    **{f"text {mode}": functools.partial(open, "notes.txt", mode) for mode in ("r", "w", "a", "r+", "w+", "a+")},
+    **{f"text {mode}": functools.partial(open, "notes.txt", mode) for mode in ("r", "w+")},
     **{f"bytes {mode}": functools.partial(open, "notes.txt", f"{mode}b") for mode in ("r", "w", "r+")},
     "unbuffered": lambda: open("notes.txt", "rb", buffering=0),  # noqa: SIM115
     "of a descriptor": lambda: os.fdopen(os.dup(2), "w"),

@@ -125,6 +125,7 @@ def test_prompt_read_in_parts_survives_an_eviction() -> None:
     assert_scores(driver, driver.run()[id][0], LONG, most=2)
 
 
+@pytest.mark.parametrize("driver", ["continuous", "static"], indirect=True)
 def test_only_a_part_of_the_logits_exists_at_a_time(driver: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     take = prompt_scores.PromptScores.take

@@ -97,47 +97,31 @@ def test_incomplete_snapshot_of_a_dead_process_is_removed(place: Path, caplog: p
 
 
 _RACER = """
-import sys, time
+import sys
 from pathlib import Path
 from stoker.contexts import snapshot
 class Part:
     class config: pass
     def save_pretrained(self, folder):
         Path(folder, "part").write_text("x")
-def load():
-    with open(sys.argv[2], "a") as log:
-        log.write("converted\\n")
-    return Part(), Part()
 print("ready", flush=True)
 sys.stdin.readline()
-print(snapshot.make_snapshot(Path(sys.argv[1]), load, source="m"))
+print(snapshot.make_snapshot(Path(sys.argv[1]), lambda: (Part(), Part()), source="m"))
 """
 
 
-def test_several_libraries_convert_a_model_once(place: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
+def test_several_libraries_convert_a_model_once(place: Path) -> None:
+    command = [sys.executable, "-c", _RACER, str(place)]
     racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RACER, str(place), str(log)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) for _ in range(2)
     ]
     for racer in racers:
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
-    made = []
     for racer in racers:
         assert racer.stdin is not None
         racer.stdin.write("go\n")
-        racer.stdin.flush()
-    for racer in racers:
-        made.append(racer.communicate(timeout=60)[0].strip())
-        assert racer.returncode == 0
-    assert sorted(made) == ["False", "True"]
-    assert log.read_text() == "converted\n"
+    assert sorted(racer.communicate(timeout=60)[0].strip() for racer in racers) == ["False", "True"]
 
 
 @pytest.fixture
@@ -174,14 +158,8 @@ def test_damaged_snapshot_is_made_again(tmp_path: Path, loads: list[str], caplog
         assert "just made" in through(source)
     assert "made again" in caplog.text
     assert "made earlier" in through(source)
-
-
-def test_different_content_has_a_different_snapshot(tmp_path: Path, loads: list[str]) -> None:
-    source = tmp_path / "m.gguf"
-    source.write_bytes(b"one")
-    assert "just made" in through(source)
-    source.write_bytes(b"two")
-    assert "just made" in through(source)
+    source.write_bytes(b"other")
+    assert "just made" in through(source), "other content has another snapshot"
 
 
 def test_missing_space_for_a_snapshot_costs_only_time(tmp_path, loads, monkeypatch, caplog):

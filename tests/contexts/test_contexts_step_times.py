@@ -39,6 +39,9 @@ def test_decode_time_is_bilinear_between_powers_of_two() -> None:
     model = StepModel(times_of(GRID))
     for rows, length in [(1, 64), (8, 256), (3, 100), (6, 200), (1, 300), (16, 64), (5, 10)]:
         assert model.step_s(prefill=False, tokens=rows, length=length) == pytest.approx(decode_s(rows, length))
+    table = StepTable([StepCell(4, 64, 0.1)])  # one sample is enough for an estimate
+    assert table.seconds(4, 64) == table.seconds(2, 64) == table.seconds(4, 900) == 0.1
+    assert table.seconds(8, 64) == pytest.approx(0.2)
 
 
 def test_prefill_time_of_whole_prompts_is_the_line_of_slinfer() -> None:
@@ -61,20 +64,6 @@ def test_part_of_a_prompt_takes_longer_after_other_parts() -> None:
     assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))
     whole = sum(read_s(512, start + 256) for start in range(0, 2048, 512))
     assert model.prompt_s(2048, part=512) == pytest.approx(whole)
-
-
-def test_unmeasured_stage_has_no_estimate() -> None:
-    model = StepModel(times_of(GRID))
-    assert model.knows(prefill=False)
-    assert not model.knows(prefill=True)
-    with pytest.raises(LookupError, match="no step"):
-        model.step_s(prefill=True, tokens=1, length=1)
-
-
-def test_one_sample_is_enough_for_an_estimate() -> None:
-    table = StepTable([StepCell(4, 64, 0.1)])
-    assert table.seconds(4, 64) == table.seconds(2, 64) == table.seconds(4, 900) == 0.1
-    assert table.seconds(8, 64) == pytest.approx(0.2)
 
 
 @given(
@@ -166,13 +155,9 @@ def test_step_times_are_collected_during_calls() -> None:
     assert times.decode == (StepCell(2, 65, 0.02, 2),)
     assert times.decode_error == StepError(0, 1)
     assert collector.take() == StepTimes()
-
-
-def test_profile_is_taken_at_once() -> None:
-    collector = StepCollector()
     assert not collector.urgent
     collector.replace_known_times(times_of(GRID))
-    assert collector.urgent
+    assert collector.urgent, "a profile is taken at once"
     assert collector.take().samples == len(GRID)
     assert not collector.urgent
 
@@ -230,6 +215,10 @@ def test_consecutive_steps_take_the_sum_of_their_times(
 
 
 def test_table_without_steps_is_reported() -> None:
+    model = StepModel(times_of(GRID))
+    assert (model.knows(prefill=False), model.knows(prefill=True)) == (True, False)
+    with pytest.raises(LookupError, match="no step"):
+        model.step_s(prefill=True, tokens=1, length=1)
     with pytest.raises(LookupError):
         StepSeconds(StepTimes(PROMPT)).decode_s(1, 1.0)
     with pytest.raises(LookupError):

@@ -55,24 +55,24 @@ def open_files() -> list[str]:
     return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
 
 
-@settings(deadline=None, max_examples=80)
-@given(spec=tensors, buffer_bytes=st.sampled_from([16, 64, 1024, 1 << 16]), readers=st.integers(1, 4))
-def test_all_tensors_are_read_bit_for_bit(tmp_path_factory, spec, buffer_bytes, readers):
-    folder = tmp_path_factory.mktemp("any")
-    safetensors_torch.save_file(made(spec), folder / "model.safetensors")
-    found = streamed(folder, buffer_bytes=buffer_bytes, readers=readers)
-    assert_same(found, made(spec))
+def converted(weights, dtype):
+    """Convert floating weights to a data type; keep all weights for None."""
+    return {
+        name: each.to(dtype) if dtype is not None and each.is_floating_point() else each
+        for name, each in weights.items()
+    }
 
 
-@settings(deadline=None, max_examples=30)
-@given(spec=tensors, buffer_bytes=st.sampled_from([16, 64, 1 << 16]), wanted=st.sampled_from(FLOATING))
-def test_floating_weights_are_converted_and_other_weights_kept(tmp_path_factory, spec, buffer_bytes, wanted):
-    folder = tmp_path_factory.mktemp("converted")
+@settings(deadline=None, max_examples=60)
+@given(
+    spec=tensors, buffer_bytes=st.sampled_from([16, 64, 1024, 1 << 16]), readers=st.integers(1, 4),
+    wanted=st.none() | st.sampled_from(FLOATING),
+)  # fmt: skip
+def test_tensors_are_read_bit_for_bit_or_converted(tmp_path_factory, spec, buffer_bytes, readers, wanted):
+    folder, dtype = tmp_path_factory.mktemp("any"), getattr(torch, wanted) if wanted else None
     safetensors_torch.save_file(made(spec), folder / "model.safetensors")
-    found = streamed(folder, buffer_bytes=buffer_bytes, readers=2, dtype=getattr(torch, wanted))
-    assert_same(
-        found, {name: t.to(getattr(torch, wanted)) if t.is_floating_point() else t for name, t in made(spec).items()}
-    )
+    found = streamed(folder, buffer_bytes=buffer_bytes, readers=readers, dtype=dtype)
+    assert_same(found, converted(made(spec), dtype))
 
 
 def test_header_of_odd_length_is_read(tmp_path):
@@ -174,10 +174,7 @@ def test_tensors_on_a_gpu_are_bit_equal(tmp_path, cuda, buffer_bytes, wanted):
     dtype = getattr(torch, wanted) if wanted else None
     found = streamed(tmp_path, device=cuda, buffer_bytes=buffer_bytes, readers=3, dtype=dtype)
     assert {tensor.device for tensor in found.values()} == {torch.device(cuda)}
-    expected = made(spec)
-    if dtype is not None:
-        expected = {name: t.to(dtype) if t.is_floating_point() else t for name, t in expected.items()}
-    assert_same(found, expected)
+    assert_same(found, converted(made(spec), dtype))
 
 
 @pytest.mark.gpu
@@ -279,8 +276,13 @@ def dict_of(model: Any, what: str) -> dict[str, Any]:
     return dict(getattr(model, what)()) if what != "state_dict" else model.state_dict()
 
 
-@pytest.mark.parametrize(("stored", "wanted"), [("float32", "auto"), ("float32", "bfloat16"), ("bfloat16", "auto")])
-@pytest.mark.parametrize("name", ["llama tied", "llama", "qwen2", "gpt2", "bert", "classifier"])
+@pytest.mark.parametrize(
+    ("name", "stored", "wanted"),
+    [
+        ("llama tied", "float32", "auto"), ("llama", "bfloat16", "auto"), ("qwen2", "float32", "bfloat16"),
+        ("gpt2", "bfloat16", "auto"), ("bert", "float32", "bfloat16"), ("classifier", "float32", "auto"),
+    ],
+)  # fmt: skip
 def test_model_equals_the_model_of_from_pretrained(tmp_path: Path, name: str, stored: str, wanted: str) -> None:
     save(name, tmp_path, dtype=stored)
     dtype = wanted if wanted == "auto" else getattr(torch, wanted)
@@ -298,30 +300,27 @@ def test_weight_name_table_is_made_before_a_fork(tmp_path: Path, monkeypatch: py
     assert_same_models(found, expected)
 
 
-@pytest.mark.parametrize("case", ["in shards", "joined by Transformers", "without a generation config"])
+@pytest.mark.parametrize(
+    "case", ["in shards", "joined by Transformers", "without a generation config", "with its own generation config"]
+)
 def test_unusual_model_equals_the_model_of_from_pretrained(tmp_path: Path, case: str) -> None:
     name = "mixtral" if case == "joined by Transformers" else "llama"
     save(name, tmp_path, **{"max_shard_size": "20KB"} if case == "in shards" else {})
     assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == (case == "in shards")
+    file = tmp_path / "generation_config.json"
     if case == "without a generation config":
-        (tmp_path / "generation_config.json").unlink()
+        file.unlink()
+    if case == "with its own generation config":
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [5, 7], "max_new_tokens": 17}))
     found, expected, told = both(name, tmp_path, dtype=torch.float32)
     assert told.endswith("GB/s")
+    assert (found.generation_config.max_new_tokens == 17) == (case == "with its own generation config")
     assert_same_models(found, expected)
 
 
 def test_tied_weights_share_their_memory(tmp_path: Path) -> None:
     found, _, _ = both("llama tied", save("llama tied", tmp_path), dtype=torch.float32)
     assert found.lm_head.weight.data_ptr() == found.model.embed_tokens.weight.data_ptr()
-
-
-def test_generation_config_of_the_folder_is_kept(tmp_path: Path) -> None:
-    save("llama", tmp_path)
-    file = tmp_path / "generation_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [5, 7], "max_new_tokens": 17}))
-    found, expected, _ = both("llama", tmp_path, dtype=torch.float32)
-    assert (found.generation_config.eos_token_id, found.generation_config.max_new_tokens) == ([5, 7], 17)
-    assert_same_models(found, expected)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "t5"])

@@ -28,17 +28,8 @@ def test_object_leaves_its_host_once() -> None:
 
 
 def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
-    found = run_side(
-        "benchmarks.engine.transfers",
-        "--pilots",
-        "2",
-        "--bytes",
-        str(SIZE),
-        "--rate",
-        "1gbit",
-        "--parted",
-        timeout_s=200,
-    )
+    options = ("--pilots", "2", "--bytes", str(SIZE), "--rate", "1gbit", "--parted")
+    found = run_side("benchmarks.engine.transfers", *options, timeout_s=200)
     assert found["origin_bytes"] == 2 * SIZE
     assert found["peer_bytes"] == 0
     said = " ".join(found["status"].split())

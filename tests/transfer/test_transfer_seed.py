@@ -18,7 +18,7 @@ import stoker
 from stoker.contexts.objects import matches, publish
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.fetch import SEED_FILE, get, put, read_key
+from stoker.pilot.transfer.fetch import SEED_FILE, get, put
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 Start = Callable[[], subprocess.Popen[bytes]]
@@ -55,17 +55,20 @@ def address(session: SessionFolder) -> str:
     return (session.path / SEED_FILE).read_text()
 
 
-def test_key_is_read_from_the_session_folder(session: SessionFolder) -> None:
-    assert read_key(session.key_file("transfer")) == KEY
-
-
-def test_published_objects_are_served(
+def test_published_objects_are_served_to_clients_with_the_key(
     start: Start, session: SessionFolder, host: Callable[..., Host], big: Original, folder: Original, tmp_path: Path
 ) -> None:
     start()
     publish(session.objects, (big.ref,))
     seed = ObjectSource(address=address(session), label="seed", origin=True)
     assert host().get(big, seed).origin_bytes == big.ref.size_bytes
+    for use in (
+        lambda: get(big.name, tmp_path / "out", addresses=[seed.address], key=bytes(32)),
+        lambda: put("result-1-0123456789ab", [b"x"], address=seed.address, key=bytes(32)),
+    ):
+        with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
+            use()
+    assert not (session.objects / "result-1-0123456789ab").exists()
     taker = host()
     with pytest.raises(wire.PeerError, match="does not have the object"):
         taker.get(folder, seed)
@@ -112,18 +115,6 @@ def test_incomplete_result_leaves_no_file(start: Start, session: SessionFolder) 
     assert "changed in transit" in channel.receive()["text"]
     channel.close()
     until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
-
-
-def test_client_without_the_key_can_neither_read_nor_write(
-    start: Start, session: SessionFolder, big: Original, tmp_path: Path
-) -> None:
-    start()
-    publish(session.objects, (big.ref,))
-    with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
-        get(big.name, tmp_path / "x", addresses=[address(session)], key=bytes(32))
-    with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
-        put("result-1-0123456789ab", [b"x"], address=address(session), key=bytes(32))
-    assert not (session.objects / "result-1-0123456789ab").exists()
 
 
 def test_killed_seed_is_replaced_at_the_same_address(start: Start, session: SessionFolder) -> None:

@@ -18,11 +18,10 @@ from stoker.pilot.transfer.board import ObjectCopy
 from stoker.pilot.transfer.seed import Seed
 from stoker.pilot.transfer.server import ObjectServer
 
-HONEST = 100
+HONEST = 40
 
 
-@pytest.mark.parametrize("stranger", ["127.0.0.1", "127.0.0.2"], ids=["same address", "another address"])
-@pytest.mark.parametrize("kind", ["pilot", "seed"])
+@pytest.mark.parametrize(("kind", "stranger"), [("pilot", "127.0.0.1"), ("seed", "127.0.0.2")])
 def test_forty_silent_sockets_refuse_no_honest_fetch(
     kind: str, stranger: str, host: Callable[..., Host], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
