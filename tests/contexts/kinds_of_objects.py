@@ -7,9 +7,6 @@ functions of a script.
 # ruff: noqa: B019, E731, RUF012
 
 import abc
-import asyncio
-import collections
-import contextlib
 import contextvars
 import dataclasses
 import enum
@@ -89,7 +86,6 @@ def cached(x):
 
 wrapped = around(cached)
 cached.attribute = 5
-cached_of_a_package = functools.cache(json.loads)
 
 
 class WithCache:
@@ -145,13 +141,12 @@ def use_cached_property():
 
 use_cached_function = lambda: fib(20) == 6765 and fib.cache_parameters() == {"maxsize": 3, "typed": True}
 use_cached_method = lambda: WithCache().method() == WithCache().bound() == 5
-use_cached_function_of_a_package = lambda: cached_of_a_package("3") == 3
 use_attribute_of_a_cached_function = lambda: wrapped.__wrapped__ is cached and cached.attribute == 5
 use_generic_function = lambda: show([1, "a"]) == ["int", "any"]
 use_generic_method = lambda: Dispatching().method(1) == "int" and Dispatching().method("") == "any"
 
 
-# ---- closures, generators and modules
+# ---- closures and modules
 
 
 def counter():
@@ -215,24 +210,6 @@ def use_names_in_a_class_body():
         log = logging.getLogger("there")
 
     return Local.known is InBody and Local.log.name == "there"
-
-
-def generator(n):
-    yield from range(n)
-
-
-async def coroutine():
-    return 3
-
-
-@contextlib.contextmanager
-def manager():
-    yield 3
-
-
-def use_generators():
-    with manager() as x:
-        return x == asyncio.run(coroutine()) == len(list(generator(3)))
 
 
 module = types.ModuleType("handmade")
@@ -323,34 +300,9 @@ class NamedWithSlots(Named):
     __slots__ = ()
 
 
-class Typed(typing.TypedDict, total=False):
-    a: int
-
-
 class Own(dict):
     def __missing__(self, key):
         return key
-
-
-class Members:
-    @staticmethod
-    def static():
-        return 1
-
-    @classmethod
-    def of_class(cls):
-        return cls.__name__
-
-    @property
-    def value(self):
-        return 2
-
-    partial = functools.partialmethod(lambda self, x: x, 7)
-
-
-def use_members():
-    members = Members()
-    return (members.static(), members.of_class(), members.value, members.partial()) == (1, "Members", 2, 7)
 
 
 class Slots:
@@ -387,16 +339,6 @@ class Frozen:
     a: int = 1
 
 
-@dataclasses.dataclass
-class Data:
-    a: int
-    constant: typing.ClassVar[int] = 5
-    given: dataclasses.InitVar[int] = 3
-
-    def __post_init__(self, given):
-        self.z = given
-
-
 class Abstract(abc.ABC):
     @abc.abstractmethod
     def f(self): ...
@@ -415,22 +357,6 @@ def use_abstract_class():
         Abstract()
     except TypeError:
         return Concrete().f() == 1 and isinstance(3, Abstract)
-
-
-@typing.runtime_checkable
-class Protocol(typing.Protocol):
-    def f(self) -> int: ...
-
-
-class Meta(type):
-    def __new__(meta, name, bases, namespace, **_):
-        made = super().__new__(meta, name, bases, namespace)
-        made.made = True
-        return made
-
-
-class WithMeta(metaclass=Meta, flag=3):
-    pass
 
 
 class Family:
@@ -482,18 +408,13 @@ else:
 
     make_pydantic = lambda: Model(a="4")
 
-tuple_class = collections.namedtuple("tuple_class", "a b")
-
 use_enumeration = lambda red=Colour.RED: red is Colour.RED and Colour("x").up() == "BLUE" and Colour.CALL.value(1) == 2
-use_named_tuple = lambda: NamedWithSlots(2).double() == 4 and tuple_class(1, 2).b == 2
+use_named_tuple = lambda: NamedWithSlots(2).double() == 4
 use_slots = lambda: bound() == 3 and unbound(Slots(9)) == member.__get__(Slots(9)) == 9
-use_dataclass = lambda: Data(1).z == 3 and MoreSlottedData(c=5).a == 1 and Frozen(a=1) < Frozen(a=2)
-use_protocol = lambda: isinstance(Concrete(), Protocol) and not isinstance(3, Protocol)
-use_metaclass = lambda: WithMeta.made
+use_dataclass = lambda: MoreSlottedData(c=5).a == 1 and Frozen(a=1) < Frozen(a=2)
 use_subclass_hook = lambda: Family.children == [Child]
 make_enumeration = lambda: [Colour.RED, Flags.X | Flags.Y]
 make_named_tuple = lambda: Named(1)
-make_typed_dict = lambda: Typed(a=1)
 make_dict_subclass = lambda: Own(b=2)
 make_slots = lambda: Slots(1)
 make_slotted_dataclass = lambda: SlottedData(5)

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import math
-import random
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.contexts import batching
-from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step, row_tokens
+from stoker.contexts.batching import BatchLimits, RunningBatch, Step, row_tokens
 
 
 def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
@@ -181,34 +179,6 @@ def test_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="200 prompt tokens and 57 new tokens need 512 tokens"):
         batch.add(2, prompt=200, most=57)
     assert [request.id for request in batch.requests()] == [1], "a request that would wait forever is refused"
-
-
-def test_arrivals_and_aborts_examine_few_of_many_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-    urgency = batching._urgency
-
-    def counted(request: BatchedRequest) -> tuple[float, int]:
-        nonlocal looks
-        looks += 1
-        return urgency(request)
-
-    monkeypatch.setattr(batching, "_urgency", counted)
-    chance, count = random.Random(3), 4096
-    batch = RunningBatch(BatchLimits(rows=4))
-    for id in range(count):
-        batch.add(id, prompt=10, most=10, due_at=chance.choice([math.inf, chance.random()]))
-    assert looks <= 14 * count
-    assert list(batch.waiting) == sorted(batch.waiting, key=urgency)
-    ids = [request.id for request in batch.waiting]
-    chance.shuffle(ids)
-    looks = 0
-    for id in ids[:-8]:
-        batch.abort(id)
-        batch.abort(id)
-    assert looks <= 14 * count
-    step = batch.next()
-    assert step is not None
-    assert set(step.requests) | {request.id for request in batch.waiting} == set(ids[-8:])
 
 
 requests = st.lists(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
-from lazily import lazily
+from own_driver import PROMPTS, OwnDriver, small_llama
 
 from stoker.contexts.batching import Step
 from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, NewToken, Sampling
@@ -14,34 +13,19 @@ from stoker.contexts.inference.profiling import COLD_STEPS, EngineProfiler, Step
 from stoker.contexts.step_times import StepSample, times_of
 from stoker.manager.sim.batch_run import TimedRequest, batch_run
 
-torch, transformers, forward, choosing, written = lazily(
-    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
-    "stoker.contexts.inference.adapter",
-)  # fmt: skip
-
-CHANCE = random.Random(11)
-PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 730, 9)]
+LONG = PROMPTS[4] * 6
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def make_engine(kind: str = "continuous", *, took: Any = None) -> InferenceEngine:
+def make_engine(kind: str = "continuous", **options: Any) -> Any:
     """Return an engine over a random model that writes no end token."""
-    config = transformers.LlamaConfig(
-        vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, max_position_embeddings=4096,
-    )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    texts = written.ModelTexts(decode=lambda ids: "".join(map(chr, ids)), ends=frozenset(), longest=4096)
-    runner = forward.ModelRunner(model, limit_bytes=10_000_000)
-    engine = choosing.build_inference_engine(runner, texts, engine=kind, cache_bytes=8_000_000, took=took)
-    made: InferenceEngine = engine
-    return made
+    return OwnDriver(small_llama(), engine=kind, cache_bytes=8_000_000, ends=(), **options).engine
 
 
 def ask_all(engine: InferenceEngine, *, most: int) -> None:
-    for number, prompt in enumerate(PROMPTS):
+    for number, prompt in enumerate([*PROMPTS, LONG]):
         engine.add(GenerationRequest(number, prompt, Sampling(max_new_tokens=most + number)))
     while engine.load().running or engine.load().waiting:
         engine.step()
@@ -70,7 +54,7 @@ def test_every_step_of_the_continuous_engine_becomes_a_sample() -> None:
     ask_all(engine, most=12)
     times, load = collector.take(), engine.load()
     assert times.samples == load.steps - COLD_STEPS
-    assert max(cell.tokens for cell in times.decode) <= len(PROMPTS)
+    assert max(cell.tokens for cell in times.decode) <= len(PROMPTS) + 1
     assert all(cell.seconds > 0 for cell in (*times.prefill, *times.decode))
 
 
@@ -78,7 +62,7 @@ def test_simulator_runs_the_same_steps_as_the_engine() -> None:
     real: list[Step] = []
     engine: Any = make_engine(took=lambda step, _length, _seconds: real.append(step))
     ask_all(engine, most=12)
-    requests = [TimedRequest(0.0, len(prompt), 12 + number) for number, prompt in enumerate(PROMPTS)]
+    requests = [TimedRequest(0.0, len(prompt), 12 + number) for number, prompt in enumerate([*PROMPTS, LONG])]
     times = times_of([StepSample(prefill, 1, 1, 0.1) for prefill in (True, False)])
     simulated: list[Step] = []
     batch_run(times, engine._batch.limits, requests, took=lambda step, _: simulated.append(step))

@@ -286,11 +286,11 @@ begun = threading.Event()
 
 class Large(CountingEngine):
     def stop(self):
-        time.sleep(0.5)  # the program has dropped its engine thread by now
+        time.sleep(0.2)  # the program has dropped its engine thread by now
 
     def __del__(self):
         begun.set()
-        time.sleep(1.0)
+        time.sleep(0.5)
         print("freed", flush=True)
 
 thread = EngineThread(Large)

@@ -1,33 +1,23 @@
 from __future__ import annotations
 
 import functools
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_contract import EngineContract, EngineDriver
+from engine_contract import EngineContract
 from lazily import lazily
+from own_driver import PROMPTS, SMALL, OwnDriver
 from random_models import random_model
 
-torch, transformers, forward, choosing, decoder_module, written = lazily(
-    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
-    "stoker.contexts.inference.decoder", "stoker.contexts.inference.adapter",
-)  # fmt: skip
+torch, transformers, decoder_module = lazily("torch", "transformers", "stoker.contexts.inference.decoder")
 
-SMALL = {
-    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
-}  # fmt: skip
 MODELS: dict[str, tuple[str, Any]] = {
     "llama": ("continuous", lambda: transformers.LlamaConfig(**SMALL)),
     "qwen3": ("continuous", lambda: transformers.Qwen3Config(**SMALL, head_dim=8)),
     "static llama": ("static", lambda: transformers.LlamaConfig(**SMALL)),
     "sliding": ("static", lambda: transformers.MistralConfig(**SMALL, sliding_window=6)),
 }
-CACHE_BYTES = 1_500_000
-CHANCE = random.Random(11)
-PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 130, 9)]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache
@@ -35,39 +25,19 @@ def make_model(kind: str) -> Any:
     return random_model(MODELS[kind][1]())
 
 
-class OwnDriver(EngineDriver):
-    """An engine of Stoker over a Transformers model."""
-
-    def __init__(self, kind: str, *, cache_bytes: int = CACHE_BYTES) -> None:
-        self.model = make_model(kind)
-        vocabulary = self.model.config.vocab_size
-        texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096, vocabulary=vocabulary)
-        runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
-        engine = choosing.build_inference_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
-        super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
-
-    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
-        with torch.inference_mode():
-            out = self.model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
-        return [int(token) for token in out[0, len(prompt) :]]
-
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(map(chr, ids))
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+def make_driver(kind: str = "llama", **options: Any) -> OwnDriver:
+    return OwnDriver(make_model(kind), engine=MODELS[kind][0], **options)
 
 
 class TestOwnEngines(EngineContract):
     @pytest.fixture(params=["llama", "sliding"])  # test_contexts_architectures.py has more decoders
     def driver(self, request: pytest.FixtureRequest) -> OwnDriver:
-        return OwnDriver(request.param)
+        return make_driver(request.param)
 
 
 def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
     # a token uses 384 bytes, so the cache fits six rows of the smallest size or one row of 512 tokens
-    driver = OwnDriver("llama", cache_bytes=250_000)
+    driver = make_driver(cache_bytes=250_000)
     expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
     ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
     found = driver.run()
@@ -78,10 +48,12 @@ def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
 
 
 def test_smaller_budget_applies_from_the_next_step_on() -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     expected = {at: driver.own_tokens(PROMPTS[at], most=40) for at in (0, 2, 5)}
     ids = {at: driver.ask(PROMPTS[at], max_new_tokens=40) for at in (0, 2, 5)}
     found = driver.run(steps=6)
+    with pytest.raises(ValueError, match="open would not fit"):
+        driver.engine.resize(30_000)
     driver.cache_bytes = 100_000
     driver.engine.resize(driver.cache_bytes)
     assert driver.engine.memory().held_bytes <= driver.cache_bytes
@@ -93,19 +65,8 @@ def test_smaller_budget_applies_from_the_next_step_on() -> None:
     assert driver.engine.memory().held_bytes <= 40_000
 
 
-def test_budget_too_small_for_an_open_request_is_refused() -> None:
-    driver = OwnDriver("llama")
-    expected = driver.own_tokens(PROMPTS[4], most=30)
-    id = driver.ask(PROMPTS[4], max_new_tokens=30)
-    found = driver.run(steps=2)
-    with pytest.raises(ValueError, match="open would not fit"):
-        driver.engine.resize(60_000)
-    driver.run(found)
-    assert [token.token for token in found[id]] == expected
-
-
 def test_reused_row_leaks_nothing_to_the_next_request() -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     expected = driver.tokens(PROMPTS[0], max_new_tokens=6)
     store = driver.engine._store
     for array in store.arrays.values():
@@ -117,7 +78,7 @@ def test_reused_row_leaks_nothing_to_the_next_request() -> None:
 
 
 def test_out_of_memory_in_a_step_fails_only_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     expected = driver.own_tokens(PROMPTS[0], most=5)
     plain, layers = torch.empty, iter(range(100))
 
@@ -136,7 +97,7 @@ def test_out_of_memory_in_a_step_fails_only_its_requests(monkeypatch: pytest.Mon
 
 
 def test_shared_prompt_prefix_is_read_once() -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     begin = PROMPTS[4]
     prompts = [(*begin, 50 + number) for number in range(4)]
     expected = [driver.own_tokens(prompt, most=6) for prompt in prompts]
@@ -168,9 +129,7 @@ def test_decoder_with_other_computations_is_not_used() -> None:
     assert decoder is None
     assert "not as expected" in why or "other values" in why
     with pytest.raises(ValueError, match="does not support engine"):
-        choosing.build_inference_engine(forward.ModelRunner(model, limit_bytes=0), written.ModelTexts(decode=decode,
-        ends=frozenset(), longest=64),
-                   engine="continuous")  # fmt: skip
+        OwnDriver(model)
 
 
 @pytest.mark.parametrize(
@@ -178,5 +137,5 @@ def test_decoder_with_other_computations_is_not_used() -> None:
 )
 def test_engines_know_the_bytes_of_a_cached_token(kind: str, token_bytes: int) -> None:
     """A token needs keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; sliding windows do not grow."""
-    memory = OwnDriver(kind).engine.memory()
+    memory = make_driver(kind).engine.memory()
     assert (memory.token_bytes, memory.fixed_tokens) == (token_bytes, 0)

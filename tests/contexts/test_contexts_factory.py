@@ -36,6 +36,8 @@ def test_recipe_declares_its_requirements() -> None:
     assert recipe.needs.load_limit_s == 90
     assert (recipe.slots, recipe.awareness, recipe.calls_per_library) == (3, Awareness.DISK, 7)
     assert recipe.name == f"full-{recipe.key[:4]}"
+    for awareness in ("none", "disk"):
+        assert context(awareness=awareness)(plain.loader)("m").calls_per_library == 1, "its library serves one call"
 
 
 def test_key_is_derived_from_the_content() -> None:
@@ -59,18 +61,12 @@ def test_recipes_can_be_loaded() -> None:
     assert load_context(plain("a", n=5), {}) == {"path": "a", "n": 5}
     assert load_context(recipe_of(lambda x, y=1: (x, y), [1], {"y": 2}), {}) == (1, 2)
     assert load_context(recipe_of(functools.partial(max, 3), [5]), {}) == 5
+    with pytest.raises(RecipeError, match=r"the loader of lambda-\w+ returned a coroutine: .* asyncio\.run"):
+        load_context(recipe_of(lambda: asyncio.sleep(0)), {})
+    assert load_context(recipe_of(lambda: asyncio.run(asyncio.sleep(0, 1))), {}) == 1
     assert recipe_of(lambda: None).name.startswith("lambda-")
     assert recipe_of(plain, ["a"]).key == plain("a").key
     assert recipe_of(plain, ["a"], memory="1 GB").needs.memory_bytes == parse_bytes("1 GB")
-
-
-def test_coroutine_function_is_refused_as_a_context() -> None:
-    async def later() -> int:
-        return 1
-
-    with pytest.raises(RecipeError, match=r"the loader of lambda-\w+ returned a coroutine: .* asyncio\.run"):
-        load_context(recipe_of(lambda: later()), {})
-    assert load_context(recipe_of(lambda: asyncio.run(later())), {}) == 1
 
 
 def test_repr_is_one_line() -> None:
@@ -95,6 +91,8 @@ def test_factory_can_be_pickled() -> None:
         (lambda: plain("a", "b"), "too many positional"),
         (lambda: plain("a", m=1), "unexpected keyword argument 'm'"),
         (lambda: plain(threading.Lock()), "lock"),
+        (lambda: plain(plain), "is a context, which a loader does not accept; write one loader"),
+        (lambda: plain(path=plain("a")), "is a context"),
         (lambda: context(memry="1 GB"), "did you mean memory"),
         (lambda: context(memory="four GB"), r"memory='four GB'.*is not a size"),
         (lambda: context(memory=16), r'memory=16\): .*the unit of 16 is missing; write "16 GB" or "16 MB"'),  # type: ignore[call-overload]
@@ -184,25 +182,6 @@ def test_preload_defaults_to_the_imports_of_the_loader() -> None:
     assert recipe_of(loader).preload == ("hypothesis", "numpy", "pytest", "hypothesis:strategies")
     assert recipe_of(loader, preload=["numpy"]).preload == ("numpy",)
     assert recipe_of(loader, preload=["numpy"]).key == recipe_of(loader).key
-
-
-@pytest.mark.parametrize("awareness", ["none", "disk"])
-def test_library_of_an_unaware_context_serves_one_call(awareness: str) -> None:
-    @context(awareness=awareness)
-    def model() -> int:
-        return 1
-
-    assert model().calls_per_library == 1
-
-
-def test_context_is_refused_as_an_argument_of_another_context() -> None:
-    inner = context(lambda: 1)
-    outer = context(lambda loaded: loaded)
-    for given in (inner, inner()):
-        with pytest.raises(RecipeError, match=r"is a context, which a loader does not accept; write one loader"):
-            outer(given)
-        with pytest.raises(RecipeError, match="is a context"):
-            outer(loaded=given)
 
 
 def test_limits_are_sent_with_a_recipe_and_not_in_its_key() -> None:

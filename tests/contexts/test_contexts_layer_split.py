@@ -1,74 +1,40 @@
 from __future__ import annotations
 
 import functools
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_contract import EngineDriver
 from lazily import lazily
-from random_models import random_model
+from own_driver import PROMPTS, SMALL, OwnDriver, generated, small_llama
 
-torch, transformers, forward, choosing, written, layer_split, pretended = lazily(
-    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
-    "stoker.contexts.inference.adapter", "stoker.contexts.layer_split", "pretended_devices",
+transformers, forward, layer_split, pretended = lazily(
+    "transformers", "stoker.contexts.forward", "stoker.contexts.layer_split", "pretended_devices", needs="torch"
 )  # fmt: skip
 
-SMALL = {
-    "vocab_size": 120, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
-    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
-}  # fmt: skip
 DEVICES = ("gpu:0", "gpu:1")
-CACHE_BYTES = 1_500_000
-CHANCE = random.Random(11)
-PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1)]
-
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+whole_model = functools.cache(small_llama)
 
 
 def llama(layers: int = 3, **more: Any) -> Any:
-    return transformers.LlamaConfig(**{**SMALL, **more}, num_hidden_layers=layers)
+    return transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": layers, **more})
 
 
-@functools.cache
-def whole_model() -> Any:
-    return random_model(llama())
-
-
-def split_runner() -> Any:
-    model = random_model(llama())
+def split_model() -> Any:
+    model = small_llama()
     split = layer_split.device_map(model.config, DEVICES)
     pretended.place(model, split)
     layer_split.dispatch(model, split, first=DEVICES[0])
-    return forward.ModelRunner(model, limit_bytes=10_000_000)
-
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(map(chr, ids))
-
-
-class SplitDriver(EngineDriver):
-    def __init__(self, kind: str) -> None:
-        texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
-        engine = choosing.build_inference_engine(split_runner(), texts, engine=kind, cache_bytes=CACHE_BYTES)
-        super().__init__(engine, prompts=PROMPTS, cache_bytes=CACHE_BYTES if kind == "continuous" else 0)
-
-    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
-        return greedy(prompt, most=most)
-
-
-def greedy(prompt: Sequence[int], *, most: int) -> list[int]:
-    out = whole_model().generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
-    return [int(token) for token in out[0, len(prompt) :]]
+    return model
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
 def test_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
-    first, second, long, one = PROMPTS
-    expected = {prompt: greedy(prompt, most=8) for prompt in (first, second, long, one)}
+    first, second, long, one, *_ = PROMPTS
+    expected = {prompt: generated(whole_model(), prompt, most=8) for prompt in (first, second, long, one)}
     with pretended.pretended_devices():
-        driver = SplitDriver(kind)
+        driver = OwnDriver(split_model(), engine=kind)
         ids = {first: driver.ask(first, max_new_tokens=8), long: driver.ask(long, max_new_tokens=8)}
         found = driver.run(steps=3)
         ids[second], gone = driver.ask(second, max_new_tokens=8), driver.ask(long, max_new_tokens=8)
@@ -83,13 +49,10 @@ def test_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
 
 def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
     with pretended.pretended_devices():
-        split = SplitDriver("continuous").engine
+        split = OwnDriver(split_model()).engine
     # the second device has layers 1 and 2: keys and values of 2 layers with 2 heads of 8 numbers of 4 bytes
     assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
-    whole = forward.ModelRunner(whole_model(), limit_bytes=1_000)
-    texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
-    one = choosing.build_inference_engine(whole, texts, engine="continuous", cache_bytes=CACHE_BYTES)
-    assert split.memory().weights_bytes < one._decoder.weights_bytes
+    assert split.memory().weights_bytes < OwnDriver(whole_model()).engine.memory().weights_bytes
 
 
 def test_scores_of_labels_equal_those_of_one_device() -> None:
@@ -97,7 +60,7 @@ def test_scores_of_labels_equal_those_of_one_device() -> None:
     rows = [PROMPTS[0], PROMPTS[2]]
     expected = forward.RunnerScorer(forward.ModelRunner(whole_model(), limit_bytes=0)).score(rows, tails)
     with pretended.pretended_devices():
-        runner = split_runner()
+        runner = forward.ModelRunner(split_model(), limit_bytes=10_000_000)
         by_tree = forward.RunnerScorer(runner).score(rows, tails, prefix=PROMPTS[0][:4], batch_size=2)
         runner._trees = False
         by_row = forward.RunnerScorer(runner).score(rows, tails, batch_size=2)
@@ -124,6 +87,6 @@ def test_other_modules_are_on_the_first_device() -> None:
 
 
 def test_experts_are_not_counted_as_layers() -> None:
-    config = transformers.MixtralConfig(**SMALL, num_hidden_layers=2, num_local_experts=8)
+    config = transformers.MixtralConfig(**{**SMALL, "num_hidden_layers": 2}, num_local_experts=8)
     split = layer_split.device_map(config, DEVICES)
     assert {name for name in split if "layers" in name} == {"model.layers.0", "model.layers.1"}

@@ -51,17 +51,9 @@ def test_folders_have_equal_names_only_if_they_are_equal(tmp_path_factory, one, 
     assert is_object_name(first.name)
     assert proves(first.name, manifest_of(first))
     assert decode(manifest_of(first)).size_bytes == first.size_bytes
-    shutil.rmtree(folder)
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(tree)
-def test_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFactory, one: Tree) -> None:
-    folder = tmp_path_factory.mktemp("t")
-    ref = object_of(build(folder / "1", one))
-    copy_object(folder / "1", folder / "2")
-    assert object_of(folder / "2").name == ref.name
-    assert matches(folder / "2", ref)
+    copy_object(folder / "1", folder / "copy")
+    assert object_of(folder / "copy").name == first.name
+    assert matches(folder / "copy", first)
     shutil.rmtree(folder)
 
 
@@ -70,9 +62,7 @@ def test_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFact
     [
         ({"a": (b"", False)}, {"a": {}}),  # an empty file and an empty folder
         ({"a": {"b": (b"x", False)}}, {"a": {}, "b": (b"x", False)}),
-        ({"a\nb": (b"", False)}, {"a": (b"", False), "b": (b"", False)}),
         ({"a": (b"b", False)}, {"ab": (b"", False)}),
-        ({}, {"a": {}}),
         ({"a": (b"x", True)}, {"a": (b"x", False)}),
     ],
 )
@@ -93,11 +83,6 @@ def test_file_has_an_object_name(tmp_path: Path) -> None:
     assert is_object_name(object_of(tmp_path / "odd.a b\n").name)
     assert not matches(tmp_path / "m.gguf", ObjectRef(name="file-" + "0" * 64, size_bytes=7))
     assert matches(tmp_path / "other.gguf", ref)
-
-
-def test_file_differs_from_a_folder_with_that_file(tmp_path: Path) -> None:
-    build(tmp_path / "d", {"x": (b"x", False)})
-    assert object_of(tmp_path / "d").name.split("-")[1] != object_of(tmp_path / "d" / "x").name.split("-")[1]
 
 
 def test_links_are_part_of_the_name(tmp_path: Path) -> None:

@@ -13,9 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lazily import lazily
 
-from stoker.contexts.folders import snapshot_folder
-from stoker.contexts.snapshot import load_parts
-
 torch, transformers, safetensors_torch, streamed_model = lazily(
     "torch", "transformers", "safetensors.torch", "stoker.contexts.streamed_model"
 )
@@ -175,20 +172,6 @@ def test_tensors_on_a_gpu_are_bit_equal(tmp_path, cuda, buffer_bytes, wanted):
     found = streamed(tmp_path, device=cuda, buffer_bytes=buffer_bytes, readers=3, dtype=dtype)
     assert {tensor.device for tensor in found.values()} == {torch.device(cuda)}
     assert_same(found, converted(made(spec), dtype))
-
-
-@pytest.mark.gpu
-def test_large_weights_on_a_gpu_are_bit_equal(tmp_path, cuda):
-    generator = torch.Generator().manual_seed(1)
-    weights = {
-        f"w{n}": torch.randint(-9, 9, (4096, 8192 + n), generator=generator).to(torch.bfloat16) for n in range(24)
-    }
-    safetensors_torch.save_file(weights, tmp_path / "model.safetensors")
-    for what in ("first", "again"):
-        with streamed_model.WeightStream(streamed_model.stored_tensors(tmp_path), device=cuda) as stream:
-            found = stream.wait()
-        print(f"{what}: {stream.told()}")
-    assert_same(found, weights)
 
 
 @pytest.mark.gpu
@@ -366,32 +349,6 @@ def test_damaged_weights_raise_the_error_of_transformers(tmp_path: Path, caplog:
     with pytest.raises(Exception, match="incomplete metadata"):
         both("llama", tmp_path, dtype=torch.float32)
     assert "it is damaged" in caplog.text
-
-
-def test_damaged_snapshot_is_moved_aside_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "snapshots"))
-    source = pickled(tmp_path / "pickled")
-    first, how = load_parts(str(source), dtype=torch.float32, devices=("cpu",))
-    assert "just made" in how
-    assert first.weights.endswith("GB/s")
-    (place,) = [path for path in snapshot_folder().iterdir() if path.is_dir()]
-    os.truncate(place / "model.safetensors", 30_000)
-    again, how = load_parts(str(source), dtype=torch.float32, devices=("cpu",))
-    assert "just made" in how
-    assert again.weights.endswith("GB/s")
-    assert_same_models(again.model, first.model)
-    assert [path for path in snapshot_folder().iterdir() if "damaged" in path.name]
-
-
-def pickled(folder: Path) -> Path:
-    """Return a model in the old file format, which requires a snapshot."""
-    save("llama", folder)
-    (folder / "model.safetensors").unlink()
-    torch.manual_seed(7)
-    torch.save(MODELS["llama"]().state_dict(), folder / "pytorch_model.bin")
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "true"]))
-    transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    return folder
 
 
 def test_cpu_maps_weights_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed; this file's first lines say how to run it", allow_module_level=True)
 
-import msgspec
 import psutil
 from engine_contract import EngineContract, EngineDriver
 from faults.world import until
@@ -124,16 +123,6 @@ class TestVLLM(EngineContract):
                 engine.abort(int(id))
             yield VLLMDriver(engine, own)
 
-    def test_vllm_text_follows_a_json_schema(self, driver: VLLMDriver) -> None:
-        schema = (
-            '{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},'
-            ' "required": ["age"], "additionalProperties": false}'
-        )
-        text = driver.run_text(driver.ask(driver.prompts[0], max_new_tokens=40, json_schema=schema))
-        assert 0 <= msgspec.json.decode(text, type=dict[str, int])["age"] <= 99
-        with pytest.raises(ValueError, match=r"(?i)schema|json"):
-            driver.ask(driver.prompts[0], json_schema="{")
-
     def test_vllm_cache_keeps_its_size(self, driver: VLLMDriver) -> None:
         held = driver.engine.memory()
         assert held.weights_bytes > 4 * 100_000_000
@@ -160,15 +149,6 @@ class TestVLLM(EngineContract):
                 driver.ask(driver.prompts[0])
         finally:
             driver.engine._fingerprint, driver.engine._broken = kept, ""
-
-    def test_label_scoring_does_not_disturb_running_requests(self, driver: VLLMDriver) -> None:
-        expected = driver.own_tokens(driver.prompts[0], most=12)
-        id = driver.ask(driver.prompts[0], max_new_tokens=12)
-        found = driver.run(steps=3)
-        [[score]] = driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:3]]])
-        assert score < 0
-        driver.run(found)
-        assert [token.token for token in found[id]] == expected
 
     def test_stopped_scoring_leaves_nothing_in_the_engine(self, driver: VLLMDriver) -> None:
         expected = driver.own_tokens(driver.prompts[0], most=12)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from polling import PATIENCE_S
-from transfer.hosts import KEY, PART, SHORT, FaultyRelay, Host, Link, Original, Running, until
+from transfer.hosts import KEY, PART, SHORT, FaultyRelay, Host, Original, Running, until
 
 from stoker.connections import split_address
 from stoker.contexts.objects import matches
@@ -114,31 +114,6 @@ def test_fetching_pilot_serves_its_received_parts(host: Hosts, big: Original) ->
     assert matches(three.folder / "object", big.ref)
     assert one.server.sent_bytes == big.ref.size_bytes
     between.close()
-
-
-def test_pieces_read_from_the_origin_are_exchanged_between_readers(host: Hosts, big: Original) -> None:
-    """One host reads from a slow origin, like in a transfer plan. Without exchange between readers this host would send
-    seven copies. (`test_core_objects_swarm` and `test_transfer_network` test that the plan reads the origin once.)
-    """
-    origin = host(most=8)
-    origin.hold(big)
-    link = Link(bytes_per_s=24e6)
-    slow = FaultyRelay(origin.server.address, spoil=link.carry)
-    hosts = [host(most=8) for _ in range(8)]
-    for one in hosts:
-        one.expected.add(big.name)
-    first = Running(hosts[0].fetch(big, ObjectSource(address=slow.source.address, origin=True), manifest=True))
-    until(lambda: hosts[0].copies.get(big.name) and hosts[0].copies[big.name].arrivals, what="the first piece")
-    others = []
-    for place, one in enumerate(hosts[1:], start=1):
-        peers = [hosts[(place + step) % 8].source for step in (1, 2, 3)]
-        others.append(Running(one.fetch(big, *dict.fromkeys([hosts[0].source, *peers]), manifest=True)))
-    outcomes = [fetch.wait() for fetch in (first, *others)]
-    assert all(matches(one.folder / "object", big.ref) for one in hosts)
-    assert sum(outcome.origin_bytes for outcome in outcomes) == big.ref.size_bytes
-    assert not [one.lost for one in hosts if one.lost]
-    assert hosts[0].server.sent_bytes < 5.5 * big.ref.size_bytes
-    slow.close()
 
 
 def test_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from benchmarks.harness import run_side
 SIZE = 12_000_000
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(autouse=True)
 def _network() -> None:
     reason = why_not()
@@ -17,7 +20,6 @@ def _network() -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.slow
 def test_object_leaves_its_host_once() -> None:
     found = run_side(
         "benchmarks.engine.transfers", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
