@@ -26,13 +26,6 @@ def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> li
     return done
 
 
-def beside_a_long_prompt(batch: RunningBatch) -> list[Step]:
-    batch.add(1, prompt=4, most=9)
-    did_next(batch)
-    batch.add(2, prompt=40, most=9)
-    return run(batch, {1: 9, 2: 1})
-
-
 def did_next(batch: RunningBatch) -> None:
     step = batch.next()
     assert step is not None
@@ -115,23 +108,18 @@ def test_free_row_is_reused_before_other_requests_end() -> None:
     assert [step.requests for step in steps[:4]] == [(1, 2), (1, 2), (3,), (2, 3)]
 
 
-def test_long_prompt_is_read_in_parts_between_decode_steps() -> None:
-    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16))
-    steps = beside_a_long_prompt(batch)
-    assert [(step.prefill, step.tokens) for step in steps[:6]] == [
-        (False, (1,)), (True, (16,)), (False, (1,)), (True, (16,)), (False, (1,)), (True, (8,)),
-    ]  # fmt: skip
-
-
-def test_decoding_requests_take_part_in_every_mixed_step() -> None:
-    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=True))
-    steps = beside_a_long_prompt(batch)
-    assert steps[:4] == [
-        Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(0, 4), writing=1),
-        Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(16, 5), writing=1),
-        Step(prefill=True, requests=(2, 1), tokens=(8, 1), starts=(32, 6), writing=1),
-        Step(prefill=False, requests=(1,), tokens=(1,), starts=(7,), writing=1),
-    ]
+@pytest.mark.parametrize("mixes", [False, True])
+def test_long_prompt_is_read_in_parts_between_or_in_decode_steps(mixes: bool) -> None:
+    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=mixes))
+    batch.add(1, prompt=4, most=9)
+    did_next(batch)
+    batch.add(2, prompt=40, most=9)
+    found = [(step.prefill, step.requests, step.tokens) for step in run(batch, {1: 9, 2: 1})]
+    one, parts = (False, (1,), (1,)), (16, 16, 8)
+    if mixes:
+        assert found[:4] == [*((True, (2, 1), (part, 1)) for part in parts), one]
+    else:
+        assert found[:6] == [each for part in parts for each in (one, (True, (2,), (part,)))]
 
 
 def test_prompt_with_the_nearest_deadline_is_read_first() -> None:

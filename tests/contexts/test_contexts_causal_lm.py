@@ -142,16 +142,6 @@ def test_unscorable_labels_raise_an_error(model: Any, arguments: Any, says: str)
     assert model.label_scores([], LABELS) == []
 
 
-def test_sampled_tokens_depend_only_on_the_seed(model: Any) -> None:
-    one = model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1)
-    assert model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1, batch_size=3) == one
-    assert model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=2) != one
-    own = model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=[5, 6, 7])
-    assert model.generate(PROMPTS[1:2], max_new_tokens=6, temperature=1.0, seed=[6]) == own[1:2]
-    greedy = model.generate(PROMPTS[:1], max_new_tokens=6)
-    assert model.generate(PROMPTS[:1], max_new_tokens=6, temperature=1.0, top_p=1e-9) == greedy
-
-
 def test_texts_end_at_stop_texts_and_limits(real: Any) -> None:
     """If the tokens of a label depend on the prompt, the tokens of the label alone count."""
     found = real.label_scores(["Answer: fal"], ["se", " se"])
@@ -161,9 +151,9 @@ def test_texts_end_at_stop_texts_and_limits(real: Any) -> None:
     full = real.generate(counting, max_new_tokens=9)[0]
     assert "six" in full
     assert real.generate(counting, max_new_tokens=9, stop=[" six", "never"]) == [full[: full.index(" six")]]
-    answer = real.generate([real.chat("Say hi.", system="Be brief.")], max_new_tokens=60)[0]
+    answer = real.generate([real.chat("Say hi.", system="Be brief.")], max_new_tokens=40)[0]
     assert "<|im_end|>" not in answer
-    assert real.count_tokens(answer) < 60
+    assert real.count_tokens(answer) < 40
 
 
 def test_options_that_no_engine_supports_are_refused(model: Any) -> None:
@@ -176,15 +166,11 @@ def test_options_that_no_engine_supports_are_refused(model: Any) -> None:
             model.generate(PROMPTS, temperature=temperature)
 
 
-def test_pieces_join_to_the_text(model: Any) -> None:
-    [text] = model.generate(PROMPTS[:1], max_new_tokens=12)
-    pieces = list(model.stream(PROMPTS[0], max_new_tokens=12))
-    assert "".join(pieces) == text
+def test_pieces_join_to_the_text_of_the_same_seed(model: Any) -> None:
+    texts = model.generate(PROMPTS, max_new_tokens=12, temperature=1.0, seed=[5, 6, 7])
+    pieces = list(model.stream(PROMPTS[1], max_new_tokens=12, temperature=1.0, seed=6))
+    assert "".join(pieces) == texts[1]
     assert len(pieces) > 1
-    assert "".join(model.stream(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3)) == (
-        model.complete(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3).text
-    )
-    assert 0 < model.longest < 9000
     for wrong, says in (("", "empty"), (["a"], "one text"), ("word " * 9000, "the model accepts at most")):
         for stream in (model.stream, model.stream_completion):
             with pytest.raises(ValueError, match=says):
@@ -203,22 +189,16 @@ def test_closed_stream_aborts_its_request(model: Any) -> None:
     assert model.batch_load().running == 0
 
 
-def test_completion_has_its_usage_and_finish_reason(model: Any) -> None:
-    found = model.complete(PROMPTS[0], max_new_tokens=5, logprobs=2)
-    assert [found.text] == model.generate(PROMPTS[:1], max_new_tokens=5)
-    assert (found.finish_reason, found.completion_tokens) == ("length", 5)
-    assert found.prompt_tokens == model.count_tokens(PROMPTS[0])
-    assert "".join(text for text, _, _ in found.logprobs) == found.text
-    assert all(likeliest[0] == (text, chance) and len(likeliest) == 2 for text, chance, likeliest in found.logprobs)
-    stop = found.text[2:4]
-    stopped = model.complete(PROMPTS[0], max_new_tokens=5, stop=[stop])
-    assert (stopped.finish_reason, stopped.text) == ("stop", found.text[: found.text.index(stop)])
-
-
-@pytest.mark.parametrize("options", [{"logprobs": 2}, {"temperature": 1.0, "seed": 3}, {"stop": ["e"]}])
-def test_streamed_completion_has_the_facts_of_the_whole_completion(model: Any, options: Any) -> None:
-    whole = model.complete(PROMPTS[0], max_new_tokens=12, **options)
-    tokens = list(model.stream_completion(PROMPTS[0], max_new_tokens=12, **options))
+@pytest.mark.parametrize("stops", [False, True])
+def test_completion_has_its_usage_and_finish_reason_in_pieces_too(model: Any, stops: bool) -> None:
+    [text] = model.generate(PROMPTS[:1], max_new_tokens=12)
+    options: dict[str, Any] = {"max_new_tokens": 12, "stop": [text[4:6]] if stops else [], "logprobs": 2}
+    whole = model.complete(PROMPTS[0], **options)
+    assert whole.text == (text[: text.index(text[4:6])] if stops else text)
+    assert whole.prompt_tokens == model.count_tokens(PROMPTS[0])
+    assert whole.finish_reason == ("stop" if stops else "length")
+    assert all(likeliest[0] == (token, chance) and len(likeliest) == 2 for token, chance, likeliest in whole.logprobs)
+    tokens = list(model.stream_completion(PROMPTS[0], **options))
     assert "".join(token.text for token in tokens) == whole.text
     assert [token.finish_reason for token in tokens] == [*[""] * (len(tokens) - 1), whole.finish_reason]
     assert len(tokens) == whole.completion_tokens

@@ -53,28 +53,20 @@ class Machine:
         return used
 
 
-def test_single_process_computes_with_all_its_threads() -> None:
-    assert set(Machine(4, cores=4).compute(times=20)) == {4}
-
-
-def test_process_next_to_others_uses_one_thread_per_core() -> None:
+@pytest.mark.parametrize(
+    ("changes", "others", "expected"),
+    [
+        ({}, 0, [4, 4, 4, 4]),
+        ({}, 2, [4, 2, 2, 2]),
+        ({}, 4, [4, 2, 1, 1]),  # with fewer threads, the process gets a smaller part of the cores
+        ({"busy": 0.3}, 0, [4, 4, 4, 4]),  # idle threads are no sign of other processes
+        ({"idle": None}, 8, [4, 4, 4, 4]),  # the idle time is unknown
+    ],
+)
+def test_process_next_to_others_uses_one_thread_per_core(changes, others, expected):
     machine = Machine(4, cores=4)
-    assert machine.compute(times=4, others=2) == [4, 2, 2, 2]
-    # other processes have a thread per core, so fewer threads get a smaller part of the cores
-    machine = Machine(4, cores=4)
-    assert machine.compute(times=4, others=4) == [4, 2, 1, 1]
-
-
-def test_idle_threads_are_no_sign_of_other_processes() -> None:
-    machine = Machine(8, cores=8)
-    machine.busy = 0.3
-    assert set(machine.compute(times=20)) == {8}
-
-
-def test_thread_count_stays_if_idle_time_is_unknown() -> None:
-    machine = Machine(4, cores=4)
-    machine.idle = None
-    assert set(machine.compute(times=10, others=8)) == {4}
+    vars(machine).update(changes)
+    assert machine.compute(times=4, others=others) == expected
 
 
 def test_thread_count_is_restored_after_other_processes_end() -> None:

@@ -14,7 +14,6 @@ import pytest
 import stoker
 from stoker.contexts import causal_lm, folders
 from stoker.contexts.folders import ProgramFolder, is_seen_here, program_folder, umask_now
-from stoker.contexts.recipe import Recipe
 
 
 def _folder(path: Path) -> ProgramFolder:
@@ -23,16 +22,11 @@ def _folder(path: Path) -> ProgramFolder:
     return found
 
 
-def test_folder_is_visible_on_its_own_machine(tmp_path: Path) -> None:
-    home = _folder(tmp_path)
-    assert home.path == str(tmp_path)
-    assert is_seen_here(home)
-    assert is_seen_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
-
-
 def test_folder_with_an_equal_name_is_another_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     home = _folder(tmp_path / "run")
+    assert home.path == str(tmp_path / "run")
+    assert is_seen_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
     (tmp_path / "run").rename(tmp_path / "moved")
     assert not is_seen_here(home)
     (tmp_path / "run").mkdir()
@@ -90,11 +84,6 @@ def test_umask_is_read_without_a_change() -> None:
         os.umask(before)
 
 
-def _own(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
-    monkeypatch.chdir(path)
-    return stoker.context(_load)(), causal_lm("somebody/a-model")
-
-
 def _load() -> str:
     with open("model.txt") as file:
         return file.read()
@@ -102,13 +91,15 @@ def _load() -> str:
 
 def test_own_loader_makes_one_context_per_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader may read files by relative names. A built-in context is the same in every folder."""
+    made = {}
     for name in "ab":
         (tmp_path / name).mkdir()
-    own, ready = _own(tmp_path / "a", monkeypatch)
-    other, same = _own(tmp_path / "b", monkeypatch)
-    again, _ = _own(tmp_path / "a", monkeypatch)
-    assert own.key == again.key != other.key
-    assert ready.key == same.key
+        monkeypatch.chdir(tmp_path / name)
+        made[name] = stoker.context(_load)(), causal_lm("somebody/a-model")
+        assert stoker.context(_load)().key == made[name][0].key
+    own, other = made["a"][0], made["b"][0]
+    assert own.key != other.key
+    assert made["a"][1].key == made["b"][1].key
     assert own.home is not None
     assert own.home.path == str(tmp_path / "a")
 

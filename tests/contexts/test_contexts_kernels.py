@@ -44,6 +44,10 @@ def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pyte
         assert kernels.choose_decode_attention(torch.float32, cpu) is kernels.attend_by_matrix_products
         assert kernels.choose_decode_attention(torch.bfloat16, cpu) is expected
         assert kernels.choose_decode_attention(torch.bfloat16, gpu) is kernels.ON_GPU
+        wide = () if half else (torch.float32,)  # weights are copied to a wide type without half precision
+        assert kernels.packed_dtypes(torch.bfloat16) == (*wide, torch.bfloat16)
+        assert kernels.packed_dtypes(torch.float32) == (torch.float32,)
+        assert kernels.packed_dtypes(torch.float16) == ()
 
 
 @pytest.mark.parametrize("vocabulary", [257, 49152])
@@ -79,14 +83,6 @@ def test_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: boo
     assert found.dtype == torch.bfloat16
     assert (found.double() - exact).abs().max() <= exact.abs().max() * 2**-8  # half of the last place
     assert wide.packed_bytes == 64 * 48 * 4
-
-
-def test_processor_without_half_precision_uses_a_wide_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for half, expected in ((True, (torch.bfloat16,)), (False, (torch.float32, torch.bfloat16))):
-        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
-        assert kernels.packed_dtypes(torch.bfloat16) == expected
-        assert kernels.packed_dtypes(torch.float32) == (torch.float32,)
-        assert kernels.packed_dtypes(torch.float16) == ()
 
 
 @pytest.mark.parametrize(

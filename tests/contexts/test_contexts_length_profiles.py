@@ -65,9 +65,6 @@ def test_expected_text_lengths_decide() -> None:
     assert lengths_that_pay(profile(stairs), counts).tokens == (64, 256)
     assert lengths_that_pay(profile(stairs), [200] * 9 + [300]).tokens == (256,), "one length is too long"
     assert lengths_that_pay(profile(stairs), [64] * 50 + [65] * 50).tokens == (64, 80, 256)
-
-
-def test_sample_without_a_short_enough_text_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"every expected text has more tokens than the longest .* measured, 256"):
         lengths_that_pay(profile(stairs), [257, 1000])
 
@@ -179,11 +176,11 @@ def test_steadily_rising_latency_gives_only_lengths_that_pay() -> None:
     found = choose_lengths(lengths(lambda tokens: 0.001 + 0.0001 * tokens), most=32)
     assert 3 <= len(found.tokens) < 32
     assert len(choose_lengths(lengths(lambda tokens: 0.0001 * tokens), most=3).tokens) == 3
-
-
-def test_slower_shorter_runtime_is_not_chosen() -> None:
     noisy = [LengthProfile(64, 0.009), LengthProfile(128, 0.002), LengthProfile(256, 0.004)]
-    assert choose_lengths(noisy).tokens == (128, 256)
+    assert choose_lengths(noisy).tokens == (128, 256), "a slower shorter runtime is not chosen"
+    for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
+        with pytest.raises(ValueError, match=r"each larger|expected"):
+            choose_lengths(bad)
 
 
 def test_no_other_choice_with_as_many_lengths_is_better() -> None:
@@ -208,9 +205,3 @@ def test_no_other_choice_with_as_many_lengths_is_better() -> None:
         assert found.mean_s == pytest.approx(best_of(len(found.tokens)))
         if len(found.tokens) < 7:
             assert found.mean_s <= best_of(len(found.tokens) + 1) * (1 + LEAST_GAIN) + 1e-12
-
-
-def test_invalid_profile_is_refused() -> None:
-    for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
-        with pytest.raises(ValueError, match=r"each larger|expected"):
-            choose_lengths(bad)

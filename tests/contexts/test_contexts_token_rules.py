@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from lazily import lazily
 
 from stoker.contexts.inference.adapter import GenerationRequest, ModelTexts, Sampling
@@ -73,21 +72,12 @@ CASES: list[tuple[dict[str, Any], Callable[[], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "expected"), CASES)
-def test_logits_rule_gives_the_numbers_of_transformers(options: dict[str, Any], expected: Callable[[], Any]) -> None:
-    found = token_rules.apply_token_rules([rules(**options)], logits()[None].clone())
-    torch.testing.assert_close(found[0], expected())
-
-
-def test_rows_of_one_batch_keep_their_own_numbers() -> None:
+def test_rules_give_the_numbers_of_transformers_in_any_batch() -> None:
     some = [rules(**options) for options, _ in CASES]
-    found = token_rules.apply_token_rules(some, logits().repeat(len(some), 1))
-    for row, (_, expected) in zip(found, CASES, strict=True):
-        torch.testing.assert_close(row, expected())
-    assert torch.equal(found[0], token_rules.apply_token_rules(some[:1], logits()[None].clone())[0])
-
-
-def test_request_without_rules_is_unchanged() -> None:
-    for options in ((), (("ignore_eos", True), ("stop_token_ids", [3]))):
-        request = GenerationRequest(1, tuple(PROMPT), Sampling(engine_options=options))
+    together = token_rules.apply_token_rules(some, logits().repeat(len(some), 1))
+    for row, one, (options, expected) in zip(together, some, CASES, strict=True):
+        torch.testing.assert_close(row, expected(), msg=str(options))
+        assert torch.equal(row, token_rules.apply_token_rules([one], logits()[None].clone())[0]), options
+    for plain in ((), (("ignore_eos", True), ("stop_token_ids", [3]))):
+        request = GenerationRequest(1, tuple(PROMPT), Sampling(engine_options=plain))
         assert token_rules.build_token_rules(request, TEXTS) is None

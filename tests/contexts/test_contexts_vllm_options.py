@@ -141,14 +141,11 @@ class TestOptions:
             assert found.finish_reason == "stop"
         free = model.generate([PROMPTS[0]], max_new_tokens=10)
         assert free == load("continuous").generate([PROMPTS[0]], max_new_tokens=10)
-
-    def test_json_text_follows_its_schema_and_ends(self, load: Load) -> None:
         schema = msgspec.json.encode(SCHEMA).decode()
-        for seed in range(3):
-            found = load().complete(PROMPTS[0], max_new_tokens=200, temperature=1.0, seed=seed, json_schema=schema)
-            said = msgspec.json.decode(found.text, type=dict[str, Any])
-            assert said["kind"] in ("cat", "dog")
-            assert 0 <= said["age"] <= 99
+        found = model.complete(PROMPTS[0], max_new_tokens=200, temperature=temperature, json_schema=schema)
+        said = msgspec.json.decode(found.text, type=dict[str, Any])
+        assert said["kind"] in ("cat", "dog")
+        assert 0 <= said["age"] <= 99
 
     def test_format_ends_the_text_although_end_tokens_are_ignored(self, load: Load) -> None:
         asked = {"max_new_tokens": 20, "engine_options": {"choice": ["red", "blue"], "ignore_eos": True}}

@@ -33,6 +33,11 @@ def session(tmp_path: Path) -> SessionFolder:
     return folder
 
 
+def seed_process(session: SessionFolder, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path), *options]
+    return subprocess.Popen(command)
+
+
 @pytest.fixture
 def start(session: SessionFolder) -> Iterator[Start]:
     made: list[subprocess.Popen[bytes]] = []
@@ -40,8 +45,7 @@ def start(session: SessionFolder) -> Iterator[Start]:
     def run() -> subprocess.Popen[bytes]:
         file = session.path / SEED_FILE
         before = file.stat().st_mtime_ns if file.exists() else 0
-        command = [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)]
-        made.append(subprocess.Popen(command))
+        made.append(seed_process(session))
         until(lambda: file.exists() and file.stat().st_mtime_ns != before, what="a seed that listens")
         return made[-1]
 
@@ -102,27 +106,21 @@ def test_arguments_are_served_and_results_accepted(
 
 def test_incomplete_result_leaves_no_file(start: Start, session: SessionFolder) -> None:
     start()
-    channel = wire.connect(address(session), key=KEY)
-    channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 100, "sha256": "0" * 64})
-    assert channel.receive()["go"]
-    channel.send_body(b"half")
-    channel.close()
-    until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
-    channel = wire.connect(address(session), key=KEY)
-    channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 4, "sha256": "0" * 64})
-    assert channel.receive()["go"]
-    channel.send_body(b"half")
-    assert "changed in transit" in channel.receive()["text"]
-    channel.close()
-    until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
+    for size in (100, 4):
+        channel = wire.connect(address(session), key=KEY)
+        channel.send({"op": "put", "name": "result-1-0123456789ab", "size": size, "sha256": "0" * 64})
+        assert channel.receive()["go"]
+        channel.send_body(b"half")
+        if size == 4:
+            assert "changed in transit" in channel.receive()["text"]
+        channel.close()
+        until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
 
 
 def test_killed_seed_is_replaced_at_the_same_address(start: Start, session: SessionFolder) -> None:
     first = start()
     there = address(session)
-    waiting = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)]
-    )
+    waiting = seed_process(session)
     try:
         file = session.path / SEED_FILE
         before = file.stat().st_mtime_ns
@@ -139,7 +137,7 @@ def test_killed_seed_is_replaced_at_the_same_address(start: Start, session: Sess
 def test_seed_that_cannot_write_its_address_serves_and_retries(session: SessionFolder) -> None:
     in_its_way = session.path / SEED_FILE
     in_its_way.mkdir()
-    seed = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)])
+    seed = seed_process(session)
     try:
         log = session.path / "seed.log"
         until(
@@ -157,8 +155,7 @@ def test_waiting_seed_exits_with_the_manager_that_started_it(start: Start, sessi
     serving = start()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(20)
-    words = ["--session", str(session.path), "--parent", str(gone.pid)]
-    waiting = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", *words])
+    waiting = seed_process(session, "--parent", str(gone.pid))
     assert waiting.wait(20) == 0
     assert serving.poll() is None
 
@@ -178,12 +175,8 @@ def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, b
     start()
     publish(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent
-    for name in (
-        "connections",
-        "errors",
-        "contexts/manifest",
-        *(f"pilot/transfer/{path.stem}" for path in _carried(root)),
-    ):
+    transfer = [path.stem for path in (root / "pilot" / "transfer").glob("*.py") if path.stem != "seed"]
+    for name in ("connections", "errors", "contexts/manifest", *(f"pilot/transfer/{stem}" for stem in transfer)):
         place = carried / "stoker" / f"{name}.py"
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / f"{name}.py", place)
@@ -199,14 +192,8 @@ def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, b
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(session.key_file("transfer")), big.name,
          str(tmp_path / "archive"), address(session)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == big.ref.size_bytes
     assert matches(tmp_path / "archive", big.ref)
-
-
-def _carried(root: Path) -> list[Path]:
-    return [path for path in (root / "pilot" / "transfer").glob("*.py") if path.stem != "seed"]
