@@ -1,5 +1,3 @@
-"""The digest of a recipe depends only on content and is equal in every process."""
-
 from __future__ import annotations
 
 import ast
@@ -86,7 +84,7 @@ from stoker.contexts.digest import digest_of
 parts = loader, ["models/x"], {"n": 3, "z": Settings(5)}
 digest = digest_of(*parts)
 loader("x")
-assert digest_of(*parts) == digest, "a call fills only caches"
+assert digest_of(*parts) == digest, "calls and pickles fill only caches"
 print(digest)
 """
 
