@@ -1,5 +1,3 @@
-"""Streamed text contains only whole characters, no stop text, and the complete end."""
-
 from __future__ import annotations
 
 import pickle

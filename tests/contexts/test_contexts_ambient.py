@@ -78,7 +78,6 @@ def test_unpicklable_checkpoint_raises_an_error() -> None:
 
 
 def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:
-    """Calls in concurrent threads use their own hooks and folders."""
     barrier = threading.Barrier(8)
 
     def call(number: int) -> tuple[list[float], Path]:

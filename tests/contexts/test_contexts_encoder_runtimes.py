@@ -1,5 +1,3 @@
-"""Runtimes of the built-in encoder use one shape for every batch and give the usual results."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""An engine publishes its work to the pilot at the start of each step and when idle."""
-
 from __future__ import annotations
 
 import contextlib
@@ -23,8 +21,6 @@ from stoker.protocol.ids import DeviceId, LibraryId
 
 
 class GatedEngine(CountingEngine):
-    """An engine with steps that wait for the test."""
-
     def __init__(self) -> None:
         super().__init__()
         self.let = threading.Semaphore(0)

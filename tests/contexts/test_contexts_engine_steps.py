@@ -1,5 +1,3 @@
-"""Engine steps become samples, the simulator runs the same steps, and a profiler requests more samples."""
-
 from __future__ import annotations
 
 from typing import Any

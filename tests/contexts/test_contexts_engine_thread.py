@@ -1,5 +1,3 @@
-"""Slots submit requests to the engine thread, which batches requests without blocking other slots."""
-
 from __future__ import annotations
 
 import os
@@ -60,8 +58,6 @@ def test_pieces_are_delivered_while_they_are_written(engine: CountingEngine, thr
 
 
 class Sink:
-    """A sink that accepts `room` texts."""
-
     def __init__(self, room: int) -> None:
         self.room = room
         self.came: list[str] = []

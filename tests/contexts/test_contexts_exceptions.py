@@ -1,5 +1,3 @@
-"""An exception of user code arrives unchanged, with the traceback of the library as its cause."""
-
 from __future__ import annotations
 
 import subprocess

@@ -1,5 +1,3 @@
-"""A pilot proves that it sees the folder of the program; a recipe belongs to the folder of its loader."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Rows of many callers join one batch: test the computing thread, joined rows and errors."""
-
 from __future__ import annotations
 
 import threading

@@ -109,8 +109,6 @@ def test_class_received_with_a_result_is_complete_and_kept() -> None:
 
 
 class Reads:
-    """An object that unpickles to the text of a file."""
-
     def __init__(self, file: Path) -> None:
         self.file = file
 

@@ -1,5 +1,3 @@
-"""Object names are equal exactly if the contents are equal."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Every kind of object from a script or a module returns unchanged from a call, or is refused with a clear error."""
-
 from __future__ import annotations
 
 import asyncio

@@ -36,7 +36,6 @@ class AdapterDriver(OwnDriver):
         return generated(model, prompt, most=most)
 
     def check(self, asked: list[tuple[str, tuple[int, ...]]], *, most: int = 12) -> list[list[int]]:
-        """Assert that requests in one batch write the tokens of PEFT; return the tokens."""
         expected = [self.own_tokens(prompt, most=most, adapter=name) for name, prompt in asked]
         ids = [self.ask(prompt, max_new_tokens=most, adapter=name) for name, prompt in asked]
         found = self.run()

@@ -1,5 +1,3 @@
-"""Prompt scores equal the log-likelihoods of the Transformers model in any batch and at any length."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,3 @@
-"""Snapshots are made once and atomically, here for a stand-in model."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Compare the rules for the next token (`stoker.contexts.inference.token_rules`) with those of Transformers."""
-
 from __future__ import annotations
 
 import random

@@ -1,5 +1,3 @@
-"""User modules are sent with the function that imports them, and module versions stay separate."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""Pilots that start together fetch most of the environment from each other."""
-
 from __future__ import annotations
 
 import json

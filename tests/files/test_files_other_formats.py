@@ -1,5 +1,3 @@
-"""The error about a file in a wrong format names the format, the location and the remedy."""
-
 from __future__ import annotations
 
 import gzip

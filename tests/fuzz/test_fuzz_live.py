@@ -1,5 +1,3 @@
-"""A live manager and pilot survive damaged frames with valid keys."""
-
 from __future__ import annotations
 
 import random

@@ -1,5 +1,3 @@
-"""Transfer objects between pilots in network namespaces, with a real manager and seed."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Test the seed of a session: served and stored files, lifetime, and clients with only Python."""
-
 from __future__ import annotations
 
 import json

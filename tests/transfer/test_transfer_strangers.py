@@ -1,5 +1,3 @@
-"""Silent unauthorized connections to the transfer server delay no authorized fetch."""
-
 from __future__ import annotations
 
 import logging
