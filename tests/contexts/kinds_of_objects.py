@@ -6,7 +6,6 @@ functions of a script.
 
 # ruff: noqa: B019, E731, RUF012
 
-import abc
 import contextvars
 import dataclasses
 import enum
@@ -337,26 +336,6 @@ class MoreSlottedData(SlottedData):
 @dataclasses.dataclass(slots=True, frozen=True, order=True, kw_only=True)
 class Frozen:
     a: int = 1
-
-
-class Abstract(abc.ABC):
-    @abc.abstractmethod
-    def f(self): ...
-
-
-class Concrete(Abstract):
-    def f(self):
-        return super().f() or 1
-
-
-Abstract.register(int)
-
-
-def use_abstract_class():
-    try:
-        Abstract()
-    except TypeError:
-        return Concrete().f() == 1 and isinstance(3, Abstract)
 
 
 class Family:

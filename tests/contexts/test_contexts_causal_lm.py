@@ -9,13 +9,12 @@ import importlib.util
 import json
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lazily import lazily, without_gradients
+from new_process import run_python
 from polling import PATIENCE_S
 from tiny_encoder import load_recipe
 from tiny_model import write_tiny_model
@@ -190,7 +189,7 @@ def test_closed_stream_aborts_its_request(model: Any) -> None:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_completion_has_its_usage_and_finish_reason_in_pieces_too(model: Any, stops: bool) -> None:
+def test_completion_has_its_usage_and_finish_reason(model: Any, stops: bool) -> None:
     [text] = model.generate(PROMPTS[:1], max_new_tokens=12)
     options: dict[str, Any] = {"max_new_tokens": 12, "stop": [text[4:6]] if stops else [], "logprobs": 2}
     whole = model.complete(PROMPTS[0], **options)
@@ -242,14 +241,8 @@ def test_program_exits_cleanly_while_its_model_writes(tmp_path: Path) -> None:
         "model = load_causal_lm(sys.argv[1], snapshot=False)\n"
         "pieces = model.stream('One, two', max_new_tokens=1800, temperature=1.0)\nprint(len(next(pieces)) > 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "tiny")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S * 4,  # the imports alone take 40 s on a busy machine
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    # the imports alone take 40 s on a busy machine
+    assert run_python(program, tmp_path / "tiny", timeout=PATIENCE_S * 4) == "True\n"
 
 
 def test_deleted_model_ends_its_thread(model: Any) -> None:

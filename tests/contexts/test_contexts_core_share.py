@@ -135,7 +135,7 @@ def threads_once_below(most: int) -> int:
     return found
 
 
-def test_helpers_end_and_come_back() -> None:
+def test_helper_threads_end_and_come_back() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     found: list[int] = []
@@ -171,4 +171,4 @@ def test_helpers_end_if_other_packages_load_openmp_too(tmp_path: Path) -> None:
     copy = shutil.copy(libraries[0], tmp_path / "libgomp-of-another-package.so.1")
     ctypes.CDLL(copy)
     assert {*libraries, str(copy)} <= {*core_share._openmp_libraries()}
-    test_helpers_end_and_come_back()
+    test_helper_threads_end_and_come_back()

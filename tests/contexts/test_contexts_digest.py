@@ -3,7 +3,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import subprocess
 import sys
 import textwrap
 from collections import OrderedDict
@@ -16,6 +15,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from new_process import run_python
 
 from stoker.contexts import payloads, user_code
 from stoker.contexts.digest import digest_of
@@ -117,12 +117,9 @@ def program(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, modul
 
 def digests(*programs: Path, seed: str = "0") -> list[str]:
     """Return the digests that the programs print, each in a fork of one process."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, *map(str, programs)],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": seed},
-    )  # fmt: skip
-    assert len(done.stdout.split()) == len(programs), done.stderr
-    return done.stdout.split()
+    found = run_python(FORKS, *programs, env={**os.environ, "PYTHONHASHSEED": seed}).split()
+    assert len(found) == len(programs)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -315,13 +312,13 @@ print(values)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*deprecated")
-def test_tensors_and_patterns_have_equal_digests_in_every_process() -> None:
+def test_tensors_and_patterns_have_one_digest_in_all_processes() -> None:
     """Pickles of tensors and patterns contain memory addresses or use `copyreg`."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    there = subprocess.run([sys.executable, "-c", VALUES], capture_output=True, text=True, check=True, timeout=120)
+    there = run_python(VALUES)
     here: dict[str, Any] = {}
     exec(VALUES, here)
-    assert ast.literal_eval(there.stdout) == here["values"]
+    assert ast.literal_eval(there) == here["values"]
     assert len(set(here["values"].values())) == len(here["values"]) == 16
 
 

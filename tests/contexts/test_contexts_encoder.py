@@ -135,7 +135,7 @@ def scores_by_hand(folder: Path, *texts: str) -> Any:
 
 
 @pytest.mark.parametrize("inputs", [TEXTS, [("paris lies in france", "the claim is true"), ("water", "paris")]])
-def test_probabilities_of_texts_and_of_pairs_are_those_of_the_model(tmp_path: Path, inputs: list[Any]) -> None:
+def test_probabilities_of_texts_and_pairs_equal_the_models(tmp_path: Path, inputs: list[Any]) -> None:
     names = {0: "true", 1: "false", 2: "neither"}
     folder = write_tiny_encoder(tmp_path / "judge", head=True, id2label=names, label2id={})
     model = load(folder)

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from new_process import run_python
 from tiny_encoder import load_encoder as load
 
 from stoker.contexts import EncoderProfile, encoder, encoder_family, keep_encoder_profile, token_counter
@@ -167,8 +166,7 @@ def test_recipes_counts_and_families_import_no_gpu_library(folder: Path, tmp_pat
         " assert 'tokenizers' not in sys.modules; assert family.count(['paris']) == 3;"
         " assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(program)
 
 
 def test_call_may_use_all_runtimes_that_are_long_enough(folder: Path) -> None:

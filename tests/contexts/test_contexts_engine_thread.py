@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 from memoryless_engine import CountingEngine
+from new_process import run_python
 
 from stoker.contexts import ambient
 from stoker.contexts.ambient import CallStop, Evicted
@@ -31,6 +31,10 @@ def thread(engine: CountingEngine) -> Iterator[EngineThread]:
     assert engine.stopped
 
 
+def written(thread: EngineThread, first: int, *, most: int = 1) -> list[int]:
+    return [token.token for token in thread.submit((first,), Sampling(max_new_tokens=most)).tokens()]
+
+
 def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: EngineThread) -> None:
     engine.gate.clear()
     generations = [thread.submit((10 * n,), Sampling(max_new_tokens=3), pieces=n % 2 == 0) for n in range(1, 7)]
@@ -38,13 +42,6 @@ def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: E
     found = [[token.token for token in generation.tokens()] for generation in generations]
     assert found == [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(1, 7)]
     assert engine.most_running >= 5  # 5 of 6, because the first request may start and end before the other requests
-
-
-def test_request_that_never_runs_fails_alone(thread: EngineThread) -> None:
-    bad, good = thread.submit((0,), Sampling()), thread.submit((5,), Sampling(max_new_tokens=1))
-    with pytest.raises(ValueError, match="no prompt may be zero"):
-        list(bad.tokens())
-    assert [token.token for token in good.tokens()] == [5]
 
 
 def test_pieces_are_delivered_while_they_are_written(engine: CountingEngine, thread: EngineThread) -> None:
@@ -152,7 +149,7 @@ def test_failed_step_fails_its_requests_and_later_requests_run(engine, thread):
         with pytest.raises(RuntimeError, match="unspecified launch failure"):
             list(generation.tokens())
     engine.broken = None
-    assert [token.token for token in thread.submit((3,), Sampling(max_new_tokens=2)).tokens()] == [3, 4]
+    assert written(thread, 3, most=2) == [3, 4]
 
 
 def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine, thread: EngineThread) -> None:
@@ -216,15 +213,15 @@ def test_engine_is_created_on_first_use(engine: CountingEngine) -> None:
         assert thread.load() == EngineLoad()
     assert not made
     with pytest.raises(ValueError, match="cannot have it"):
-        list(thread.submit((1,), Sampling(max_new_tokens=1)).tokens())
-    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
+        written(thread, 1)
+    assert written(thread, 1) == [1]
     thread.close()
     assert engine.stopped
 
 
 def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingEngine, thread: EngineThread) -> None:
     engine.gate.clear()
-    bad, good = thread.submit((1,), Sampling(max_new_tokens=2)), thread.submit((5,), Sampling(max_new_tokens=2))
+    refused, bad, good = (thread.submit((first,), Sampling(max_new_tokens=2)) for first in (0, 1, 5))
     plain = engine.step
 
     def step() -> list[NewToken]:
@@ -237,6 +234,8 @@ def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingE
 
     engine.step = step  # type: ignore[method-assign]
     engine.gate.set()
+    with pytest.raises(ValueError, match="no prompt may be zero"):
+        list(refused.tokens())
     with pytest.raises(RuntimeError, match="no numbers"):
         list(bad.tokens())
     assert [token.token for token in good.tokens()] == [5, 6]
@@ -251,7 +250,7 @@ def test_interrupted_wait_for_the_model_blocks_nothing(thread, monkeypatch):
         patch.setattr(thread, "_turn", Interrupted())
         with pytest.raises(KeyboardInterrupt), thread.alone():
             pass
-    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
+    assert written(thread, 1) == [1]
 
 
 def test_forked_child_gets_a_clear_error(thread: EngineThread) -> None:
@@ -299,9 +298,4 @@ begun.wait(30)
 
 def test_program_exits_after_a_deleted_engine_freed_its_model() -> None:
     """PyTorch aborts the process if the interpreter exits while another thread frees tensors."""
-    paths = os.pathsep.join(sys.path)
-    said = subprocess.run(
-        [sys.executable, "-c", DROPS], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert (said.returncode, said.stdout) == (0, "freed\n"), said.stderr
+    assert run_python(DROPS, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) == "freed\n"

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from new_process import run_python
 
 from stoker.contexts.payloads import RemoteTraceback, dump_exception, load_exception
 from stoker.errors import ContextError, RemoteCallError
@@ -151,7 +149,7 @@ def test_classes_of_main_and_of_unknown_modules_are_sent(tmp_path: Path) -> None
             except Exception as e:
                 open(str(number), "wb").write(dump_exception(e))
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, check=True, timeout=60)
+    run_python(program, cwd=tmp_path)
     mine, lost, plain = (load_exception((tmp_path / str(number)).read_bytes()) for number in range(3))
     assert (type(mine).__name__, mine.args, mine.b) == ("Mine", (1,), 2)  # type: ignore[attr-defined]
     assert (type(lost).__name__, lost.args) == ("Lost", ("gone",))
@@ -171,10 +169,8 @@ tblib.pickling_support.install()
 error = payloads.load_exception(payloads.dump_exception(UnicodeDecodeError("utf-8", b"\\xff", 0, 1, "bad byte")))
 print(type(error).__name__, error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "UnicodeDecodeError 'utf-8' codec can't decode byte 0xff in position 0: bad byte", (
-        done
-    )
+    said = "UnicodeDecodeError 'utf-8' codec can't decode byte 0xff in position 0: bad byte\n"
+    assert run_python(program) == said
 
 
 def test_members_of_a_group_arrive_as_exceptions() -> None:

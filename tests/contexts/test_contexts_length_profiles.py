@@ -60,7 +60,7 @@ def test_runtime_lengths_are_at_the_ends_of_latency_steps() -> None:
     assert lengths_that_pay(profile(lambda tokens: 0.005)).tokens == (256,), "without steps one length is enough"
 
 
-def test_expected_text_lengths_decide() -> None:
+def test_expected_texts_select_the_runtime_lengths() -> None:
     counts = [50] * 90 + [200] * 10
     assert lengths_that_pay(profile(stairs), counts).tokens == (64, 256)
     assert lengths_that_pay(profile(stairs), [200] * 9 + [300]).tokens == (256,), "one length is too long"

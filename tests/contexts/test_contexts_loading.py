@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
-import textwrap
 
 import pytest
 from free_port import free_port
+from new_process import run_python
 
 pytest.importorskip("huggingface_hub")
 
@@ -41,11 +39,7 @@ def run(endpoint: str, folder: str, **more: str) -> list[str]:
     for name in ("HF_HUB_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         if name not in more:
             environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return run_python(PROGRAM, env=environment).split()
 
 
 def test_hub_that_refuses_is_not_contacted_again(tmp_path):

@@ -99,7 +99,7 @@ def test_names_outside_the_folder_are_refused(names: list[bytes]) -> None:
         decode(data)
 
 
-def test_links_to_the_outside_and_entries_below_links_are_refused() -> None:
+def test_links_to_the_outside_and_files_below_are_refused() -> None:
     below = (Entry(b"out", EntryKind.LINK, target=b".."), Entry(b"out/x", EntryKind.FILE))
     links = [(Entry(b"out", EntryKind.LINK, target=target),) for target in (b"/etc/passwd", b"", b"a\0b")]
     for entries, says in ((below, "at an invalid place"), *((link, "leads to") for link in links)):

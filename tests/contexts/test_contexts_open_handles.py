@@ -163,7 +163,7 @@ def test_module_with_an_open_file_is_not_opened_again(here: Path, monkeypatch: p
         sys.modules.pop("keeps_a_log")
 
 
-def test_streams_files_in_memory_and_own_file_classes_can_be_sent() -> None:
+def test_streams_and_files_in_memory_can_be_sent() -> None:
     assert payloads.loads(payloads.dumps(sys.stdout)) is sys.stdout
     assert payloads.loads(payloads.dumps([sys.stderr])) == [sys.stderr]
     assert payloads.loads(payloads.dumps(io.StringIO("text"))).read() == "text"

@@ -3,9 +3,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from new_process import run_python
 
 from stoker.contexts import payloads, user_code, user_modules
 from stoker.contexts.digest import digest_of
@@ -111,10 +110,7 @@ def test_function_carries_the_modules_that_it_imports(tmp_path: Path) -> None:
     """
     for file in sorted((tmp_path / "here").rglob("*.py")):
         file.unlink()
-    out = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert out.stdout == "3\n14\n7\n", out.stderr
+    assert run_python(code, cwd=tmp_path) == "3\n14\n7\n"
 
 
 def test_programs_of_two_folders_each_find_their_own_modules(tmp_path: Path) -> None:
@@ -126,7 +122,7 @@ def test_programs_of_two_folders_each_find_their_own_modules(tmp_path: Path) -> 
         assert [function() for function in functions] == [3, 4, 14, 18, 7, 9]
 
 
-def test_module_that_reads_neighbouring_files_belongs_to_its_folder(tmp_path: Path) -> None:
+def test_module_that_reads_nearby_files_belongs_to_its_folder(tmp_path: Path) -> None:
     reads = "from pathlib import Path\nSIDES = (Path(__file__).parent / 'sides').read_text()\n"
     folders = [written(tmp_path / name, shapes=reads) for name in ("a", "b")]
     for folder in folders:
@@ -300,7 +296,7 @@ def test_arguments_carry_the_modules_of_their_methods(tmp_path: Path) -> None:
     assert call(payloads.loads(light)[0][0]) == 3
 
 
-def test_modules_of_a_context_are_found_after_those_of_a_function(tmp_path: Path) -> None:
+def test_context_modules_are_found_after_those_of_a_function(tmp_path: Path) -> None:
     _, modules = loads_code(packed(written(tmp_path), "plain"))
     modules.enter_permanently()
     opened(packed(written(tmp_path), "below"))
@@ -425,11 +421,8 @@ def target(tmp_path: Path) -> str:
 
 def test_pip_install_target_counts_as_installed(target: str, tmp_path: Path) -> None:
     """Users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
-    said = subprocess.run(
-        [sys.executable, "-c", INSTALLED], cwd=tmp_path, text=True, capture_output=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([target, *sys.path])},
-    )  # fmt: skip
-    assert said.stdout.split() == ["True", "True", "False", "False", "True", "False"]
+    said = run_python(INSTALLED, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join([target, *sys.path])})
+    assert said.split() == ["True", "True", "False", "False", "True", "False"]
 
 
 def test_pip_target_in_a_pth_file_is_not_linked(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,8 +444,5 @@ print(*map(is_installed, names), source_of("boxed") is None, source_of("beside")
 def test_removed_working_folder_contains_no_packages(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     code = "import os; os.rmdir(os.getcwd())\nfrom stoker.contexts.user_code import recorded_folders\n"
-    said = subprocess.run(
-        [sys.executable, "-c", code + "print(list(recorded_folders()))"], cwd=tmp_path / "gone", text=True,
-        capture_output=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    assert said.returncode == 0, said.stderr
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run_python(code + "print(list(recorded_folders()))", cwd=tmp_path / "gone", env=environ)

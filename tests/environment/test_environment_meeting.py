@@ -184,7 +184,7 @@ def test_same_peers_are_named_while_they_are_useful():
     assert meetings.meet("one", address, wants=False) == []  # this address has the whole archive
 
 
-def test_isolated_group_of_peers_learns_of_a_peer_with_more_parts():
+def test_isolated_peers_learn_of_a_peer_with_more_parts():
     meetings = SeedMeetings()
     first = [f"10.0.0.{number}:5" for number in range(4)]
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_isolated_group_of_peers_learns_of_a_peer_with_more_parts():
     assert "10.0.0.9:5" not in meetings.meet("one", first[1], have=b"\x03")
 
 
-def test_part_assigned_to_another_peer_is_withheld_while_it_lives():
+def test_part_assigned_to_a_living_peer_is_withheld():
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
     assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # no other source exists

@@ -51,7 +51,7 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> Non
     assert names(tmp_path) == ["facts.json"]
 
 
-def test_draft_has_the_suffix_of_its_file_and_is_removed_on_interrupt(tmp_path: Path) -> None:
+def test_draft_has_the_suffix_of_its_file_and_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
     path.write_text("before")
 
@@ -109,7 +109,7 @@ def test_line_that_does_not_fit_on_the_disk_is_not_appended(tmp_path: Path) -> N
         os.close(file)
 
 
-def test_object_is_published_after_a_line_truncated_by_a_full_disk(tmp_path: Path) -> None:
+def test_object_is_published_after_a_truncated_line(tmp_path: Path) -> None:
     first, second, third = (ObjectRef(name=f"object-{n}", size_bytes=1, source=f"/somewhere/{n}") for n in range(3))
     publish(tmp_path, (first,))
     size = (tmp_path / "index.jsonl").stat().st_size

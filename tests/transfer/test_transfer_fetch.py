@@ -18,6 +18,7 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
 
 Hosts = Callable[..., Host]
+Relays = Callable[..., FaultyRelay]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -43,17 +44,16 @@ def test_folder_is_transferred_with_all_its_contents(host: Hosts, folder: Origin
 
 
 @pytest.mark.parametrize("size", [0, PART])
-def test_small_object_is_one_answer(host: Hosts, tmp_path: Path, size: int) -> None:
+def test_small_object_is_one_answer(host: Hosts, relay: Relays, tmp_path: Path, size: int) -> None:
     (tmp_path / "small").write_bytes(os.urandom(size))
     small = Original(tmp_path / "small")
     one, two = host(), host()
     one.hold(small)
-    between = FaultyRelay(one.server.address)
+    between = relay(one)
     two.get(small, between.source)
     assert between.connections == 1
     # Only the handshake answer, one header, the manifest and the bytes were sent: nothing was requested twice.
     assert between.passed - size - len(small.manifest) < 400
-    between.close()
 
 
 def test_origin_is_read_at_its_path(host: Hosts, big: Original, folder: Original) -> None:
@@ -77,7 +77,7 @@ def test_links_outside_the_folder_are_read_as_their_targets(host: Hosts, tmp_pat
     host().get(hub, two.source)
 
 
-def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
+def test_two_sources_share_the_work(host: Hosts, relay: Relays, big: Original) -> None:
     one, two, three = host(), host(), host()
     one.hold(big)
     two.hold(big)
@@ -88,21 +88,19 @@ def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
             until(lambda: one.server.sent_bytes and two.server.sent_bytes)
         return chunk
 
-    relays = [FaultyRelay(each.server.address, spoil=share) for each in (one, two)]
+    relays = [relay(each, spoil=share) for each in (one, two)]
     outcome = three.get(big, *(ObjectSource(address=each.source.address) for each in relays))
     assert one.server.sent_bytes > 0
     assert two.server.sent_bytes > 0
     assert big.ref.size_bytes <= outcome.peer_bytes < 1.3 * big.ref.size_bytes  # up to 30 % may arrive twice
-    for each in relays:
-        each.close()
 
 
-def test_fetching_pilot_serves_its_received_parts(host: Hosts, big: Original) -> None:
+def test_fetching_pilot_serves_its_received_parts(host: Hosts, relay: Relays, big: Original) -> None:
     """In a chain of three hosts, host 3 fetches from host 2 while host 2 fetches from host 1."""
     one, two, three = host(), host(), host()
     one.hold(big)
     gate = threading.Event()
-    between = FaultyRelay(one.server.address, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 5 * PART))
+    between = relay(one, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 5 * PART))
     two.expected.add(big.name)
     second = Running(two.fetch(big, between.source))
     third = Running(three.fetch(big, two.source))
@@ -113,7 +111,6 @@ def test_fetching_pilot_serves_its_received_parts(host: Hosts, big: Original) ->
     assert third.wait().peer_bytes == big.ref.size_bytes
     assert matches(three.folder / "object", big.ref)
     assert one.server.sent_bytes == big.ref.size_bytes
-    between.close()
 
 
 def test_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:
@@ -149,22 +146,21 @@ def test_changed_source_is_reported(host: Hosts, folder: Original) -> None:
     assert "has changed since the recipe was made" in taker.lost[0][1]
 
 
-def test_incomplete_object_is_completed(host: Hosts, big: Original) -> None:
+def test_incomplete_object_is_completed(host: Hosts, relay: Relays, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
-    between = FaultyRelay(one.server.address, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)
+    between = relay(one, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)
     outcome = two.get(big, between.source)
     assert between.connections >= 4
     assert outcome.peer_bytes == big.ref.size_bytes
     assert not two.lost
-    between.close()
 
 
-def test_retry_keeps_the_verified_parts(host: Hosts, big: Original) -> None:
+def test_retry_keeps_the_verified_parts(host: Hosts, relay: Relays, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
     gate = threading.Event()
-    between = FaultyRelay(one.server.address, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 6 * PART))
+    between = relay(one, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 6 * PART))
     fetch = two.fetch(big, between.source)
     running = Running(fetch)
     until(lambda: big.name in two.copies and len(two.copies[big.name].arrivals) >= 4)
@@ -179,11 +175,12 @@ def test_retry_keeps_the_verified_parts(host: Hosts, big: Original) -> None:
     outcome = two.get(big, one.source)
     assert outcome.kept_bytes >= here - 2 * PART
     assert outcome.kept_bytes + outcome.peer_bytes == big.ref.size_bytes
-    between.close()
 
 
 @pytest.mark.parametrize(("how", "why"), [("hangs", "sent no bytes|in time"), ("trickles", "too slow")])
-def test_stalled_source_is_named_and_another_continues(host: Hosts, big: Original, how: str, why: str) -> None:
+def test_stalled_source_is_named_and_another_continues(
+    host: Hosts, relay: Relays, big: Original, how: str, why: str
+) -> None:
     one, two, three = host(), host(), host(limits=SHORT)
     one.hold(big)
     two.hold(big)
@@ -195,7 +192,7 @@ def test_stalled_source_is_named_and_another_continues(host: Hosts, big: Origina
             time.sleep(0.5)
         return chunk
 
-    between = FaultyRelay(one.server.address, spoil=stall)
+    between = relay(one, spoil=stall)
     fetch = three.fetch(big, between.source)
     running = Running(fetch)
     until(lambda: three.lost)
@@ -203,8 +200,6 @@ def test_stalled_source_is_named_and_another_continues(host: Hosts, big: Origina
     assert re.search(why, three.lost[0][1])
     fetch.offer([two.source])
     assert running.wait().peer_bytes >= big.ref.size_bytes
-    between.frozen.clear()
-    between.close()
 
 
 def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Original) -> None:
