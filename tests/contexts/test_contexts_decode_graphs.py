@@ -100,13 +100,6 @@ def test_shapes_are_captured_after_some_uses_and_when_rows_move(eager: Any) -> N
     assert all([token.token for token in found[id]] == expected[:40] for id in more)
 
 
-def test_step_with_log_likelihoods_runs_eagerly() -> None:
-    driver = make_driver()
-    before = driver.backend.replays
-    driver.tokens(PROMPTS[0], max_new_tokens=6, logprobs=2)
-    assert driver.backend.replays == before
-
-
 def test_invalid_logits_fail_only_their_request(eager: Any) -> None:
     driver = make_driver()
     expected = eager.tokens(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=0.8)

@@ -37,21 +37,6 @@ def test_runtime_embeds_like_any_encoder(folder: Path, dynamic: Any, batch: int,
     assert tokens == same_tokens
 
 
-def test_every_batch_has_the_shape_of_the_runtime(folder: Path) -> None:
-    model = load(folder, length=12, batch=4)
-    shapes, network = [], model._networks["embed"]
-
-    def spy(**inputs: Any) -> Any:
-        shapes.append({name: tuple(tensor.shape) for name, tensor in inputs.items()})
-        return network(**inputs)
-
-    model._networks["embed"] = spy
-    model.embed(TEXTS, batch_size=32)
-    model.embed(TEXTS[:1])
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    assert shapes == [dict.fromkeys(names, (4, 12))] * 3
-
-
 def test_text_longer_than_the_runtime_is_refused_or_truncated(folder: Path, dynamic: Any) -> None:
     import numpy as np
 

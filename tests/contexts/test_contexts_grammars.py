@@ -146,17 +146,6 @@ def test_format_with_too_many_states_fails_only_its_request(each_model: Any, mon
     assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
 
 
-def test_formats_are_compiled_once_and_the_last_ones_are_cached(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MOST_COMPILED", 2)
-    compiled: list[str] = []
-    cache = grammars.Grammars(model.tokenizer, ends=frozenset({0}))
-    own = cache._compile
-    monkeypatch.setattr(cache, "_compile", lambda option, form: (compiled.append(form), own(option, form))[1])
-    for regex in ("a", "b", "a", "c", "a", "b"):
-        assert cache.matcher(Sampling(engine_options=(("regex", regex),))) is not None
-    assert compiled == ["a", "b", "c", "b"]
-
-
 def test_unreadable_tokenizer_and_missing_package_are_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for tokenizer, says in (
         (object(), "llguidance cannot read this model's tokenizer"),

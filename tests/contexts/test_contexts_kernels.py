@@ -136,14 +136,6 @@ def test_tokens_are_sampled_with_their_probabilities(options: dict[str, float], 
     assert all(share == 0 for share, chance in zip(found, expected, strict=True) if not chance)
 
 
-def test_sampled_token_is_the_first_whose_sum_exceeds_the_number() -> None:
-    numbers = torch.tensor([0.0, 0.0499, 0.0501, 0.44, 0.46, 0.9999999])
-    draws = torch.stack([torch.ones(6), torch.ones(6), numbers]).double()
-    logits = logits_of(*CHANCES, rows=6)
-    assert kernels.sample_tokens(logits, draws, nucleus=False).tolist() == [0, 0, 1, 1, 3, 4]
-    assert kernels.sample_tokens(logits, draws, nucleus=True).tolist() == [1, 1, 1, 4, 4, 0]
-
-
 def test_request_samples_the_same_tokens_in_every_batch() -> None:
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     options = [

@@ -55,19 +55,6 @@ def test_folders_have_equal_names_only_if_they_are_equal(tmp_path_factory, one, 
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"a": (b"", False)}, {"a": {}}),  # an empty file and an empty folder
-        ({"a": {"b": (b"x", False)}}, {"a": {}, "b": (b"x", False)}),
-        ({"a": (b"b", False)}, {"ab": (b"", False)}),
-        ({"a": (b"x", True)}, {"a": (b"x", False)}),
-    ],
-)
-def test_nearly_equal_folders_have_different_names(tmp_path: Path, one: Tree, other: Tree) -> None:
-    assert object_of(build(tmp_path / "1", one)).name != object_of(build(tmp_path / "2", other)).name
-
-
 def test_file_has_an_object_name(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"weights")
     ref = object_of(tmp_path / "m.gguf")

@@ -46,14 +46,6 @@ def test_decode_time_is_bilinear_between_powers_of_two() -> None:
     assert table.seconds(8, 64) == pytest.approx(0.2)
 
 
-def test_prefill_time_of_whole_prompts_is_the_line_of_slinfer() -> None:
-    line = {1: 0.01, 2: 0.012, 4: 0.016, 8: 0.03, 16: 0.06}
-    model = StepModel(times_of(StepSample(True, tokens, tokens / 2, seconds) for tokens, seconds in line.items()))
-    assert [model.prompt_s(tokens) for tokens in line] == pytest.approx(list(line.values()))
-    assert model.prompt_s(12) == pytest.approx(0.045)
-    assert model.prompt_s(24) == pytest.approx(0.09)
-
-
 def test_part_of_a_prompt_takes_longer_after_other_parts() -> None:
     def read_s(tokens: float, length: float) -> float:
         return 0.005 + 0.001 * tokens + 1e-6 * tokens * length

@@ -261,15 +261,6 @@ def test_model_equals_the_model_of_from_pretrained(tmp_path: Path, name: str, st
         assert found.lm_head.weight.data_ptr() == found.model.embed_tokens.weight.data_ptr()
 
 
-def test_weight_name_table_is_made_before_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save("llama", tmp_path)
-    assert streamed_model.StreamedWeights  # the import makes the table
-    mapping = pytest.importorskip("transformers.conversion_mapping", reason="this release has no such table")
-    monkeypatch.setattr(mapping, "_build_checkpoint_conversion_mapping", lambda: pytest.fail("a load makes the table"))
-    found, expected, _ = both("llama", tmp_path, dtype=torch.float32)
-    assert_same_models(found, expected)
-
-
 @pytest.mark.parametrize(
     "case", ["in shards", "joined by Transformers", "without a generation config", "with its own generation config"]
 )
