@@ -37,6 +37,9 @@ def claim(number: int, length: int = 12) -> Ids:
 def test_shared_template_is_found_in_consecutive_calls() -> None:
     model = Model()
     assert [model.read([A + claim(n)]) for n in range(1, 6)] == [0, 40, 40, 40, 40]
+    for n in range(100, 150):
+        model.read([claim(n, 60)])
+    assert model.read([A + claim(7)]) == 40, "other prompts evict no shared template"
 
 
 def test_alternating_templates_are_both_cached() -> None:
