@@ -67,14 +67,6 @@ def _ends(batch: RunningBatch, step: Step, id: int) -> bool:
     return request.unread == count and request.made + 1 == request.most
 
 
-def test_prompts_are_read_one_at_a_time_if_the_limits_require_it() -> None:
-    batch = RunningBatch(BatchLimits(prefill_tokens=100, prefill_requests=1))
-    for id in (1, 2):
-        batch.add(id, prompt=10, most=5)
-    steps = run(batch, {1: 2, 2: 1})
-    assert [(step.prefill, step.requests) for step in steps] == [(True, (1,)), (False, (1,)), (True, (2,))]
-
-
 def test_next_token_is_due_one_tpot_later() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
@@ -100,12 +92,20 @@ def test_requests_are_read_together_and_leave_when_finished() -> None:
     assert batch.mean_output == 2
 
 
-def test_free_row_is_reused_before_other_requests_end() -> None:
-    batch = RunningBatch(BatchLimits(rows=2, prefill_tokens=100))
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"rows": 2}, [(1, 2), (1, 2), (3,), (2, 3)]),
+        ({"rows": 4}, [(1, 2, 3), (1, 2, 3), (2,)]),
+        ({"rows": 4, "prefill_requests": 1}, [(1,), (1,), (2,), (2,), (3,), (2, 3)]),  # reads one prompt at a time
+    ],
+)
+def test_free_row_is_reused_before_other_requests_end(limits: dict[str, int], expected: list[tuple[int, ...]]) -> None:
+    batch = RunningBatch(BatchLimits(prefill_tokens=100, **limits))
     for id in (1, 2, 3):
         batch.add(id, prompt=4, most=9)
     steps = run(batch, {1: 2, 2: 6, 3: 2})
-    assert [step.requests for step in steps[:4]] == [(1, 2), (1, 2), (3,), (2, 3)]
+    assert [step.requests for step in steps[: len(expected)]] == expected
 
 
 @pytest.mark.parametrize("mixes", [False, True])
@@ -214,11 +214,8 @@ def test_row_has_a_power_of_two_or_whole_pages() -> None:
     assert [row_tokens(tokens) for tokens in (1, 64, 65, 1000)] == [64, 64, 128, 1024]
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
-    assert [limits.max_tokens_per_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [
-        96,
-        64,
-        0,
-    ]
+    several = (paged, BatchLimits(cache_tokens=100), BatchLimits())
+    assert [limits.max_tokens_per_row() for limits in several] == [96, 64, 0]
     assert RunningBatch(paged).why_not(prompt=90, most=6) == ""
     assert "need 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 

@@ -41,13 +41,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
 
 
 @pytest.fixture
-def model(models: dict[str, Any]) -> Any:
-    return models["continuous"]
+def model(request: pytest.FixtureRequest, models: dict[str, Any]) -> Any:
+    return models[getattr(request, "param", "continuous")]
 
 
-@pytest.fixture(params=["continuous", "static"])
-def each_model(request: pytest.FixtureRequest, models: dict[str, Any]) -> Any:
-    return models[request.param]
+both_engines = pytest.mark.parametrize("model", ["continuous", "static"], indirect=True)
 
 
 def is_person(text: str) -> bool:
@@ -57,8 +55,8 @@ def is_person(text: str) -> bool:
     )
 
 
-def test_every_text_of_a_mixed_batch_follows_its_schema(each_model: Any) -> None:
-    model = each_model
+@both_engines
+def test_every_text_of_a_mixed_batch_follows_its_schema(model: Any) -> None:
     plain = model.complete("Once", max_new_tokens=30, temperature=1.0)
     found: dict[int, Any] = {}
 
@@ -81,8 +79,8 @@ def test_every_text_of_a_mixed_batch_follows_its_schema(each_model: Any) -> None
     assert model.complete("Once", max_new_tokens=300, temperature=1.0, seed=3, json_schema=PERSON) == found[3]
 
 
-def test_text_in_pieces_follows_its_schema(each_model: Any) -> None:
-    model = each_model
+@both_engines
+def test_text_in_pieces_follows_its_schema(model: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 300, "temperature": 1.0, "seed": 5, "json_schema": PERSON}
     pieces = list(model.stream_completion("Once", **options))
     assert "".join(piece.text for piece in pieces) == model.complete("Once", **options).text
@@ -135,9 +133,9 @@ def test_format_that_cannot_be_compiled_is_refused_by_name(model: Any, option: s
     assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
 
 
-def test_format_with_too_many_states_fails_only_its_request(each_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@both_engines
+def test_format_with_too_many_states_fails_only_its_request(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token multiplies the number of possible parses in this grammar."""
-    model = each_model
     monkeypatch.setattr(grammars, "_LIMITS", {"max_items_in_row": 30})
     options = {"grammar": 'start: item\nitem: "a" | item item', "min_tokens": 100}
     with pytest.raises(ValueError, match="cannot be continued within its grammar") as refused:
