@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -16,6 +17,8 @@ from stoker.connections import split_address
 from stoker.contexts.objects import matches
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
+from stoker.pilot.transfer.fetch import get
+from stoker.pilot.transfer.seed import Seed
 
 Hosts = Callable[..., Host]
 Relays = Callable[..., FaultyRelay]
@@ -311,3 +314,35 @@ def _hold_after(chunk: bytes, before: int, gate: threading.Event, limit: int) ->
     if before > limit and not gate.wait(PATIENCE_S):
         raise AssertionError("the gate was never opened")
     return chunk
+
+
+HONEST = 40
+
+
+@pytest.mark.parametrize(("kind", "stranger"), [("pilot", "127.0.0.1"), ("seed", "127.0.0.2")])
+def test_forty_silent_sockets_refuse_no_honest_fetch(
+    kind: str, stranger: str, host: Hosts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "small").write_bytes(b"seven and a half kilobytes" * 300)
+    small = Original(tmp_path / "small")
+    (tmp_path / "objects" / f"{small.name}~1").write_bytes(small.path.read_bytes())
+    one = host()
+    one.hold(small)
+    server = one.server if kind == "pilot" else Seed(tmp_path / "objects").serve(key=KEY, host="127.0.0.1")
+    where = split_address(server.address)
+    silent: list[socket.socket] = []
+    caplog.set_level(logging.WARNING, logger="stoker.transfer")
+    try:
+        began = time.monotonic()
+        for number in range(HONEST):
+            while len(silent) < 40 + number // 10:  # more silent connections open continuously
+                silent.append(socket.create_connection(where, source_address=(stranger, 0)))
+            get(small.name, tmp_path / f"copy-{number}", addresses=[server.address], key=KEY)
+        assert time.monotonic() - began < wire.LIMITS.handshake_s * 4, "a fetch waited for strangers to give up"
+        assert (tmp_path / f"copy-{HONEST - 1}").read_bytes() == small.path.read_bytes()
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 4
+    finally:
+        for sock in silent:
+            sock.close()
+        server.close()
