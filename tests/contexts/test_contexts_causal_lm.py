@@ -167,9 +167,7 @@ def test_options_that_no_engine_supports_are_refused(model: Any) -> None:
 
 def test_pieces_join_to_the_text_of_the_same_seed(model: Any) -> None:
     texts = model.generate(PROMPTS, max_new_tokens=12, temperature=1.0, seed=[5, 6, 7])
-    pieces = list(model.stream(PROMPTS[1], max_new_tokens=12, temperature=1.0, seed=6))
-    assert "".join(pieces) == texts[1]
-    assert len(pieces) > 1
+    assert "".join(model.stream(PROMPTS[1], max_new_tokens=12, temperature=1.0, seed=6)) == texts[1]
     for wrong, says in (("", "empty"), (["a"], "one text"), ("word " * 9000, "the model accepts at most")):
         for stream in (model.stream, model.stream_completion):
             with pytest.raises(ValueError, match=says):
@@ -186,22 +184,6 @@ def test_closed_stream_aborts_its_request(model: Any) -> None:
     model.forget_prefixes()  # the call waits until the request has ended
     assert model.generate(PROMPTS[:1], max_new_tokens=1)
     assert model.batch_load().running == 0
-
-
-@pytest.mark.parametrize("stops", [False, True])
-def test_completion_has_its_usage_and_finish_reason(model: Any, stops: bool) -> None:
-    [text] = model.generate(PROMPTS[:1], max_new_tokens=12)
-    options: dict[str, Any] = {"max_new_tokens": 12, "stop": [text[4:6]] if stops else [], "logprobs": 2}
-    whole = model.complete(PROMPTS[0], **options)
-    assert whole.text == (text[: text.index(text[4:6])] if stops else text)
-    assert whole.prompt_tokens == model.count_tokens(PROMPTS[0])
-    assert whole.finish_reason == ("stop" if stops else "length")
-    assert all(likeliest[0] == (token, chance) and len(likeliest) == 2 for token, chance, likeliest in whole.logprobs)
-    tokens = list(model.stream_completion(PROMPTS[0], **options))
-    assert "".join(token.text for token in tokens) == whole.text
-    assert [token.finish_reason for token in tokens] == [*[""] * (len(tokens) - 1), whole.finish_reason]
-    assert len(tokens) == whole.completion_tokens
-    assert [one[0] for token in tokens for one in token.logprobs] == [one[0] for one in whole.logprobs]
 
 
 def test_memory_per_cached_token_is_known_after_the_load(model: Any) -> None:

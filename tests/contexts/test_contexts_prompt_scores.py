@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from lazily import lazily
 from own_driver import SMALL, OwnDriver, small_llama
 from random_models import random_model
-from tiny_encoder import load_recipe
-from tiny_model import write_tiny_model
-
-from stoker.contexts import causal_lm
 
 torch, transformers, adapter, batching, prompt_scores = lazily(
     "torch", "transformers", "stoker.contexts.inference.adapter", "stoker.contexts.batching",
@@ -107,36 +103,3 @@ def test_only_a_part_of_the_logits_exists_at_a_time(driver: OwnDriver, monkeypat
     driver.run()
     assert sum(sizes) == len(LONG)
     assert max(sizes) == 20
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder)
-    loaded = load_recipe(causal_lm(folder))
-    yield loaded
-    loaded.close()
-
-
-def test_prompt_may_be_token_ids(model: Any) -> None:
-    ids = model._prompts.row("Paris lies in France")
-    text = model.complete("Paris lies in France", max_new_tokens=6, prompt_logprobs=1)
-    assert model.complete(ids, max_new_tokens=6, prompt_logprobs=1) == text
-    assert (model.count_tokens(ids), model.text_of(ids)) == (20, "Paris lies in France")
-    assert "".join(token for token, _, _ in text.prompt_logprobs) == "Paris lies in France"
-    first, *_ = model.stream_completion(list(ids), max_new_tokens=6, prompt_logprobs=1)
-    assert first.prompt_logprobs == text.prompt_logprobs
-
-
-@pytest.mark.parametrize(
-    ("prompt", "says"),
-    [
-        ([5, 100_000], "the prompt has the token 100000; this model's tokens are 0 to"),
-        ([], "the prompt is empty"),
-        (["a", "b"], "must be one text, or its token ids, not a list"),
-        ([1.5], "must be one text, or its token ids"),
-    ],
-)
-def test_invalid_token_ids_are_refused(model, prompt, says):
-    with pytest.raises(ValueError, match=says):
-        model.complete(prompt, max_new_tokens=1)
