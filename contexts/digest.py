@@ -120,7 +120,7 @@ def _tensor_bytes(value: Any) -> bytes:
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
 _CLASS_MACHINERY = frozenset({
     "__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "_abc_impl", "__firstlineno__",
-    "__static_attributes__", "__annotate_func__", "__annotations_cache__",
+    "__static_attributes__", "__annotate_func__", "__annotations_cache__", "__slotnames__",
 })  # fmt: skip
 _DEEPEST = 200
 

@@ -9,7 +9,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def random_model(config: Any) -> Any:
+def random_model(config: Any, *, spread: float = 0.3) -> Any:
     """Return a reproducible model with weights large enough to reveal a wrong mask or position."""
     import torch
     import transformers
@@ -18,7 +18,7 @@ def random_model(config: Any) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for weights in model.parameters():
         if weights.dim() > 1:
-            weights.data.normal_(0, 0.3)
+            weights.data.normal_(0, spread)
     return model
 
 

@@ -1,5 +1,3 @@
-"""Streamed text contains only whole characters, no stop text, and the complete end."""
-
 from __future__ import annotations
 
 import pickle
@@ -8,9 +6,10 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_model import write_tiny_model
 
 from stoker.contexts.inference.adapter import Finish, Written
-from stoker.contexts.prompts import TokenText, token_text
+from stoker.contexts.prompts import PromptReader, TokenText, token_text
 
 END = 256
 LOST = "\N{REPLACEMENT CHARACTER}"
@@ -22,21 +21,15 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def write(
-    text: str, *, stop: tuple[str, ...] = (), pieces: bool = True, most: int = 10_000
+    text: bytes, *, stop: tuple[str, ...] = (), pieces: bool = True, most: int = 10_000
 ) -> tuple[list[str], Written]:
     written = Written(decode=decode, ends=frozenset({END}), most=most, stop=stop, pieces=pieces)
     found = []
-    for token in (*text.encode(), END):
+    for token in (*text, END):
         found.append(written.add(token))
         if written.finish is not None:
             break
     return found, written
-
-
-def test_characters_of_several_tokens_are_sent_whole() -> None:
-    found, written = write("aé€😀z")
-    assert [piece for piece in found if piece] == ["a", "é", "€", "😀", "z"]
-    assert written.finish is Finish.STOP
 
 
 def of_bytes(ids: Sequence[int]) -> str:
@@ -56,10 +49,10 @@ def test_invalid_bytes_are_sent_within_three_tokens(decoded: Callable[[Sequence[
 
 
 @pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
-def test_neighbouring_characters_of_several_tokens_are_sent_whole(decoded: Callable[[Sequence[int]], str]) -> None:
+def test_characters_of_several_tokens_are_sent_whole(decoded: Callable[[Sequence[int]], str]) -> None:
     written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
-    pieces = [written.add(byte) for byte in "€😀é😀".encode()]
-    assert [piece for piece in pieces if piece] == ["€", "😀", "é", "😀"]
+    pieces = [written.add(byte) for byte in "aé€😀é😀z".encode()]
+    assert [piece for piece in pieces if piece] == ["a", "é", "€", "😀", "é", "😀", "z"]
 
 
 def test_characters_that_share_tokens_are_sent_whole() -> None:
@@ -80,81 +73,67 @@ def test_characters_that_share_tokens_are_sent_whole() -> None:
     assert pieces[4], "a whole character does not wait for the text's last token"
 
 
-@settings(max_examples=300, deadline=None)
-@given(data=st.binary(max_size=40), stop=st.lists(st.text(min_size=1, max_size=2), max_size=2))
-def test_pieces_of_arbitrary_bytes_join_to_the_whole_text(data: bytes, stop: list[str]) -> None:
-    found = []
-    for pieces in (True, False):
-        written = Written(decode=decode, ends=frozenset({END}), most=1000, stop=tuple(stop), pieces=pieces)
-        given = []
-        for token in (*data, END):
-            given.append(written.add(token))
-            if written.finish is not None:
-                break
-        found.append("".join(given))
-    assert found[0] == found[1]
-
-
-def test_text_without_pieces_is_sent_at_the_end() -> None:
-    found, _ = write("hello", pieces=False)
-    assert found == ["", "", "", "", "", "hello"]
-
-
 def test_possible_start_of_a_stop_text_is_held_back() -> None:
-    found, written = write("one\n\ntwo", stop=("\n\n",))
+    found, written = write(b"one\n\ntwo", stop=("\n\n",))
     assert found == ["o", "n", "e", "", ""]
     assert written.finish is Finish.STOP
-    found, written = write("one\nt", stop=("\n\n",))
+    found, _ = write(b"one\nt", stop=("\n\n",))
     assert found == ["o", "n", "e", "", "\nt", ""]
+    found, _ = write(b"one", pieces=False)
+    assert found == ["", "", "", "one"]
 
 
 def test_token_limit_ends_the_text_and_releases_held_text() -> None:
-    found, written = write("abc\n", stop=("\n\n",), most=4)
+    found, written = write(b"abc\n", stop=("\n\n",), most=4)
     assert found == ["a", "b", "c", "\n"]
     assert written.finish is Finish.LENGTH
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.text(max_size=40), stop=st.lists(st.text(min_size=1, max_size=4), max_size=3), most=st.integers(1, 60))
-def test_pieces_and_the_whole_text_are_equal(text: str, stop: list[str], most: int) -> None:
-    stops = tuple(stop)
-    pieces, one = write(text, stop=stops, most=most)
-    whole, other = write(text, stop=stops, pieces=False, most=most)
-    assert "".join(pieces) == "".join(whole)
-    assert one.finish is other.finish
-    expected = decode(list(text.encode()[:most]))
+@given(
+    text=st.text(max_size=40).map(str.encode) | st.binary(max_size=40),
+    stop=st.lists(st.text(min_size=1, max_size=4), max_size=3).map(tuple),
+    most=st.integers(1, 60),
+)
+def test_pieces_join_to_the_whole_text(text: bytes, stop: tuple[str, ...], most: int) -> None:
+    pieces, one = write(text, stop=stop, most=most)
+    whole, other = write(text, stop=stop, pieces=False, most=most)
     found = "".join(whole)
-    assert expected.startswith(found)
-    assert not any(each in found for each in stops)
+    assert "".join(pieces) == found
+    assert one.finish is other.finish
+    if LOST not in decode(text):
+        assert decode(text[:most]).startswith(found)
+        assert not any(each in found for each in stop)
 
 
 @pytest.mark.parametrize(
-    ("text", "piece", "raw"),
+    ("text", "piece", "found", "raw"),
     [
-        (LOST, "<0xE2>", b"\xe2"),  # one byte as a token in a vocabulary with byte fallback
-        (LOST, "ðŁ", b"\xf0\x9f"),  # two bytes of a character as a token in a byte vocabulary
-        (f" {LOST}", "ĠðŁ", b" \xf0\x9f"),
+        (LOST, "<0xE2>", LOST, b"\xe2"),  # one byte as a token in a vocabulary with byte fallback
+        (LOST, "ðŁ", LOST, b"\xf0\x9f"),  # two bytes of a character as a token in a byte vocabulary
+        (f" {LOST}", "ĠðŁ", f" {LOST}", b" \xf0\x9f"),
+        ("Paris", "▁Paris", " Paris", None),  # the piece has the space that the decoder drops
+        (" Paris", "ĠParis", " Paris", None),
+        (LOST, "ï¿½", LOST, None),  # the text contains a real replacement character
+        (LOST, "日", LOST, None),  # a piece that stands for no bytes
     ],
 )
-def test_incomplete_character_is_returned_as_bytes(text, piece, raw):
-    found = token_text(text, piece)
-    assert isinstance(found, TokenText)
-    assert (found, found.raw) == (text, raw)
-    again = pickle.loads(pickle.dumps(found))
-    assert (type(again), again, again.raw) == (TokenText, text, raw)
+def test_incomplete_character_is_returned_with_its_bytes(text, piece, found, raw):
+    made = token_text(text, piece)
+    again = pickle.loads(pickle.dumps(made))
+    assert type(made) is type(again) is (str if raw is None else TokenText)
+    assert made == again == found
+    assert getattr(again, "raw", None) == raw
 
 
-@pytest.mark.parametrize(
-    ("text", "piece", "found"),
-    [
-        ("Paris", "▁Paris", " Paris"),  # the piece has the space that the decoder drops
-        (" Paris", "ĠParis", " Paris"),
-        ("é", "Ã©", "é"),
-        (LOST, "ï¿½", LOST),  # the text contains a real replacement character
-        ("<s>", "<s>", "<s>"),
-        (LOST, "日", LOST),  # a piece that stands for no bytes
-    ],
-)
-def test_complete_text_is_a_string(text, piece, found):
-    assert token_text(text, piece) == found
-    assert type(token_text(text, piece)) is str
+@pytest.mark.slow
+def test_call_markers_stay_and_other_special_tokens_are_removed(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    write_tiny_model(tmp_path / "tiny")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tiny")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    text = "<|turn|>[TOOL_CALLS][]<|turn|>"
+    for special in ([], ["[TOOL_CALLS]"]):
+        tokenizer.add_tokens(special, special_tokens=True)
+        reader = PromptReader(tokenizer, ends=frozenset(), longest=0)
+        assert reader.decode(tokenizer(text)["input_ids"]) == "[TOOL_CALLS][]"

@@ -10,7 +10,6 @@ from polling import PATIENCE_S
 
 import stoker.contexts as contexts
 from stoker.contexts import ambient, payloads
-from stoker.contexts.ambient import Evicted
 from stoker.errors import SerializationError, StokerError
 
 
@@ -70,26 +69,6 @@ def test_progress_is_passed_to_the_hook() -> None:
     assert seen == [(1, 10, 0, None), (2, 10, 0.5, {"step": 2}), (3, 0, 0, [3])]
 
 
-def test_evicted_call_continues_on_another_pilot() -> None:
-    def work() -> int:
-        step = contexts.saved_state(0)
-        while step < 10:
-            step += 1
-            try:
-                contexts.progress(step, 10, state=step)
-            except Exception:
-                pytest.fail("eviction must not be caught as an ordinary exception")
-        return step
-
-    ambient.enter_call_scope(hook=lambda done, *_: done >= 4)
-    with pytest.raises(Evicted) as evicted:
-        work()
-    assert payloads.loads(evicted.value.state) == 4
-    ambient.enter_call_scope(hook=lambda *_: False, state=evicted.value.state)
-    assert contexts.saved_state() == 4
-    assert work() == 10
-
-
 def test_unpicklable_checkpoint_raises_an_error() -> None:
     ambient.enter_call_scope(hook=lambda *_: False)
     with pytest.raises(SerializationError, match="checkpoint"):
@@ -99,7 +78,6 @@ def test_unpicklable_checkpoint_raises_an_error() -> None:
 
 
 def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:
-    """Calls in concurrent threads use their own hooks and folders."""
     barrier = threading.Barrier(8)
 
     def call(number: int) -> tuple[list[float], Path]:

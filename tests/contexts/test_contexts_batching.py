@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import math
-import random
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.contexts import batching
-from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step, row_tokens
+from stoker.contexts.batching import BatchLimits, RunningBatch, Step, row_tokens
 
 
 def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
@@ -26,13 +24,6 @@ def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> li
         batch.did(step, ended=ended)
         done.append(step)
     return done
-
-
-def beside_a_long_prompt(batch: RunningBatch) -> list[Step]:
-    batch.add(1, prompt=4, most=9)
-    did_next(batch)
-    batch.add(2, prompt=40, most=9)
-    return run(batch, {1: 9, 2: 1})
 
 
 def did_next(batch: RunningBatch) -> None:
@@ -76,28 +67,16 @@ def _ends(batch: RunningBatch, step: Step, id: int) -> bool:
     return request.unread == count and request.made + 1 == request.most
 
 
-def test_prompts_are_read_one_at_a_time_if_the_limits_require_it() -> None:
-    batch = RunningBatch(BatchLimits(prefill_tokens=100, prefill_requests=1))
-    for id in (1, 2):
-        batch.add(id, prompt=10, most=5)
-    steps = run(batch, {1: 2, 2: 1})
-    assert [(step.prefill, step.requests) for step in steps] == [(True, (1,)), (False, (1,)), (True, (2,))]
-
-
 def test_next_token_is_due_one_tpot_later() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
     for made in range(3):
         assert batch.due_at == 2.0 + 0.25 * made
         did_next(batch)
-
-
-def test_only_the_first_token_is_due_without_a_tpot() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=5, due_at=3.0)
-    assert batch.due_at == 3.0
     did_next(batch)
-    assert batch.due_at == math.inf
+    assert batch.due_at == math.inf, "without a time per token, only the first token is due"
 
 
 def test_requests_are_read_together_and_leave_when_finished() -> None:
@@ -113,31 +92,34 @@ def test_requests_are_read_together_and_leave_when_finished() -> None:
     assert batch.mean_output == 2
 
 
-def test_free_row_is_reused_before_other_requests_end() -> None:
-    batch = RunningBatch(BatchLimits(rows=2, prefill_tokens=100))
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"rows": 2}, [(1, 2), (1, 2), (3,), (2, 3)]),
+        ({"rows": 4}, [(1, 2, 3), (1, 2, 3), (2,)]),
+        ({"rows": 4, "prefill_requests": 1}, [(1,), (1,), (2,), (2,), (3,), (2, 3)]),  # reads one prompt at a time
+    ],
+)
+def test_free_row_is_reused_before_other_requests_end(limits: dict[str, int], expected: list[tuple[int, ...]]) -> None:
+    batch = RunningBatch(BatchLimits(prefill_tokens=100, **limits))
     for id in (1, 2, 3):
         batch.add(id, prompt=4, most=9)
     steps = run(batch, {1: 2, 2: 6, 3: 2})
-    assert [step.requests for step in steps[:4]] == [(1, 2), (1, 2), (3,), (2, 3)]
+    assert [step.requests for step in steps[: len(expected)]] == expected
 
 
-def test_long_prompt_is_read_in_parts_between_decode_steps() -> None:
-    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16))
-    steps = beside_a_long_prompt(batch)
-    assert [(step.prefill, step.tokens) for step in steps[:6]] == [
-        (False, (1,)), (True, (16,)), (False, (1,)), (True, (16,)), (False, (1,)), (True, (8,)),
-    ]  # fmt: skip
-
-
-def test_decoding_requests_take_part_in_every_mixed_step() -> None:
-    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=True))
-    steps = beside_a_long_prompt(batch)
-    assert steps[:4] == [
-        Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(0, 4), writing=1),
-        Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(16, 5), writing=1),
-        Step(prefill=True, requests=(2, 1), tokens=(8, 1), starts=(32, 6), writing=1),
-        Step(prefill=False, requests=(1,), tokens=(1,), starts=(7,), writing=1),
-    ]
+@pytest.mark.parametrize("mixes", [False, True])
+def test_long_prompt_is_read_in_parts_between_or_in_decode_steps(mixes: bool) -> None:
+    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=mixes))
+    batch.add(1, prompt=4, most=9)
+    did_next(batch)
+    batch.add(2, prompt=40, most=9)
+    found = [(step.prefill, step.requests, step.tokens) for step in run(batch, {1: 9, 2: 1})]
+    one, parts = (False, (1,), (1,)), (16, 16, 8)
+    if mixes:
+        assert found[:4] == [*((True, (2, 1), (part, 1)) for part in parts), one]
+    else:
+        assert found[:6] == [each for part in parts for each in (one, (True, (2,), (part,)))]
 
 
 def test_prompt_with_the_nearest_deadline_is_read_first() -> None:
@@ -187,39 +169,6 @@ def test_request_that_can_never_fit_is_refused() -> None:
     assert [request.id for request in batch.requests()] == [1], "a request that would wait forever is refused"
 
 
-def test_arrivals_and_aborts_examine_few_of_many_waiting_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-    urgency = batching._urgency
-
-    def counted(request: BatchedRequest) -> tuple[float, int]:
-        nonlocal looks
-        looks += 1
-        return urgency(request)
-
-    monkeypatch.setattr(batching, "_urgency", counted)
-    chance, count = random.Random(3), 4096
-    batch = RunningBatch(BatchLimits(rows=4))
-    for id in range(count):
-        batch.add(id, prompt=10, most=10, due_at=chance.choice([math.inf, chance.random()]))
-    assert looks <= 14 * count
-    assert list(batch.waiting) == sorted(batch.waiting, key=urgency)
-    ids = [request.id for request in batch.waiting]
-    chance.shuffle(ids)
-    looks = 0
-    for id in ids[:-8]:
-        batch.abort(id)
-        batch.abort(id)
-    assert looks <= 14 * count
-    step = batch.next()
-    assert step is not None
-    assert set(step.requests) | {request.id for request in batch.waiting} == set(ids[-8:])
-
-
-@pytest.mark.parametrize(("tokens", "row"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
-def test_row_lengths_are_powers_of_two(tokens: int, row: int) -> None:
-    assert row_tokens(tokens) == row
-
-
 requests = st.lists(
     st.tuples(st.integers(1, 300), st.integers(1, 80), st.integers(1, 80), st.sampled_from([math.inf, 1.0, 2.0])),
     min_size=1, max_size=12,
@@ -261,14 +210,12 @@ def test_every_request_ends_within_the_limits(asked, rows, part, room, aborted, 
     assert {id: wrote[id] for id in ends} == ends
 
 
-def test_paged_row_has_only_the_required_length() -> None:
+def test_row_has_a_power_of_two_or_whole_pages() -> None:
+    assert [row_tokens(tokens) for tokens in (1, 64, 65, 1000)] == [64, 64, 128, 1024]
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
-    assert [limits.max_tokens_per_row() for limits in (paged, BatchLimits(cache_tokens=100), BatchLimits())] == [
-        96,
-        64,
-        0,
-    ]
+    several = (paged, BatchLimits(cache_tokens=100), BatchLimits())
+    assert [limits.max_tokens_per_row() for limits in several] == [96, 64, 0]
     assert RunningBatch(paged).why_not(prompt=90, most=6) == ""
     assert "need 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from lazily import lazily
+from own_driver import PROMPTS, GraphDriver
 
-torch, graph_driver, step_graphs = lazily(
-    "torch", "graph_driver", "stoker.contexts.inference.decode_graphs", needs="transformers"
-)
+torch, step_graphs = lazily("torch", "stoker.contexts.inference.decode_graphs", needs="transformers")
 
-CHANCE = random.Random(11)
-PROMPTS = [tuple(CHANCE.randrange(40, 900) for _ in range(length)) for length in (9, 3, 41, 1, 130, 9)]
 ENDLESS = {"engine_options": (("ignore_eos", True),)}
 MODEL = {
     "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8, "intermediate_size": 512,
@@ -29,9 +25,8 @@ def cuda() -> Iterator[None]:
 
 
 def make_driver(*, captures: bool = True, dtype: str = "float32") -> Any:
-    device = torch.device("cuda:0")
-    driver = graph_driver.GraphDriver(
-        prompts=PROMPTS, backend=step_graphs.CudaGraphs(device), captures=captures, cache_bytes=400_000_000,
+    driver = GraphDriver(
+        step_graphs.CudaGraphs(torch.device("cuda:0")), captures=captures, cache_bytes=400_000_000,
         device="cuda:0", dtype=dtype, **MODEL,
     )  # fmt: skip
     assert (driver.ahead is not None) == captures  # the check of captured steps at load passed
@@ -60,14 +55,9 @@ def test_captured_steps_give_the_tokens_of_eager_steps() -> None:
     assert not driver.ahead.graphs.failed
     assert driver.ahead.graphs._graphs
     assert driver.tokens(PROMPTS[0], max_new_tokens=12) == driver.own_tokens(PROMPTS[0], most=12)
-
-
-@pytest.mark.gpu
-def test_captured_steps_run_in_half_precision() -> None:
-    driver = make_driver(dtype="bfloat16")
-    assert [len(tokens) for tokens in asked(driver)] == [60, 67, 74, 81, 88, 95, 30]
-    assert not driver.ahead.graphs.failed
-    assert driver.ahead.graphs._graphs
+    half = make_driver(dtype="bfloat16")
+    assert [len(tokens) for tokens in asked(half)] == [60, 67, 74, 81, 88, 95, 30]
+    assert not half.ahead.graphs.failed
 
 
 @pytest.mark.gpu

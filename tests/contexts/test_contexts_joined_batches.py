@@ -1,5 +1,3 @@
-"""Rows of many callers join one batch: test the computing thread, joined rows and errors."""
-
 from __future__ import annotations
 
 import threading
@@ -112,13 +110,6 @@ def test_error_of_a_batch_reaches_only_its_callers(pool: ThreadPoolExecutor) -> 
             each.result(WAIT_S)
     engine.fails_at = -1
     assert engine.joined.run("k", [10], batch_size=1) == ["k10"]
-
-
-def test_many_callers_receive_their_own_results(pool: ThreadPoolExecutor) -> None:
-    engine = Engine()
-    calls = [[length, 3 * length] for length in range(1, 200)]
-    found = list(pool.map(lambda rows: engine.joined.run("k", rows, batch_size=4), calls, timeout=WAIT_S))
-    assert found == [[f"k{a}", f"k{b}"] for a, b in calls]
 
 
 @pytest.fixture

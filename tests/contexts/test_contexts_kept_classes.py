@@ -1,4 +1,6 @@
-"""Results do not change classes of the program; calls of the program set class attributes in the library."""
+"""Results do not change classes of the program; calls of the program set class attributes in the library.
+(tests/api/test_programs_captured.py tests results and exceptions of a whole program.)
+"""
 
 from __future__ import annotations
 
@@ -59,40 +61,14 @@ class Colour(enum.Enum):
         return level
 
 
-class ConfigError(Exception):
-    rate = 1.0
-
-    def level(self) -> int:
-        return level
-
-
-def fail() -> None:
-    raise ConfigError("too much")
-
-
 @pytest.fixture(autouse=True)
 def classes_as_they_are_above() -> Any:
-    before = [(kind, name, vars(kind)[name]) for kind in (Config, ConfigError) for name in ("rate", "level")]
-    Config.made = 0
     yield
-    for kind, name, value in before:
-        setattr(kind, name, value)
+    Config.rate = 1.0
 
 
 def train() -> Config:
     return Config()
-
-
-def test_received_result_does_not_change_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, before, method = of_a_library(train), dumps_code(train, what="function"), Config.level
-    assert type(payloads.loads(data, keep_classes=True)) is Config
-    assert dumps_code(train, what="function") == before
-    Config.rate, Config.made = 0.5, 7
-    back = payloads.loads(data, keep_classes=True)
-    assert type(back) is Config
-    assert (Config.rate, Config.made, Config.level) == (0.5, 7, method)
-    monkeypatch.setitem(globals(), "level", 2)
-    assert back.level() == 2
 
 
 def test_enumeration_and_its_members_are_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,17 +77,6 @@ def test_enumeration_and_its_members_are_preserved(monkeypatch: pytest.MonkeyPat
     assert Colour.level is method
     monkeypatch.setitem(globals(), "level", 2)
     assert Colour.RED.level() == 2
-
-
-def test_received_exception_does_not_change_its_class() -> None:
-    data = of_a_library(fail)
-    method = ConfigError.level
-    payloads.dump_exception(ConfigError("too much"))
-    ConfigError.rate = 0.5
-    error = payloads.load_exception(data)
-    assert type(error) is ConfigError
-    assert str(error) == "too much"
-    assert (ConfigError.rate, ConfigError.level) == (0.5, method)
 
 
 def test_argument_carries_class_attributes_set_by_the_program() -> None:
@@ -144,8 +109,6 @@ def test_class_received_with_a_result_is_complete_and_kept() -> None:
 
 
 class Reads:
-    """An object that unpickles to the text of a file."""
-
     def __init__(self, file: Path) -> None:
         self.file = file
 

@@ -46,7 +46,6 @@ def folder(tmp_path: Path) -> Path:
         (64, 0, (16, 32, 48, 64)),
         (40, 0, (16, 32, 40)),
         (9, 0, (9,)),
-        (128, 50, (50, 100, 128)),
         (0, 128, (128, 256, 384, 512)),
     ],
 )
@@ -61,14 +60,11 @@ def test_runtime_lengths_are_at_the_ends_of_latency_steps() -> None:
     assert lengths_that_pay(profile(lambda tokens: 0.005)).tokens == (256,), "without steps one length is enough"
 
 
-def test_expected_text_lengths_decide() -> None:
+def test_expected_texts_select_the_runtime_lengths() -> None:
     counts = [50] * 90 + [200] * 10
     assert lengths_that_pay(profile(stairs), counts).tokens == (64, 256)
     assert lengths_that_pay(profile(stairs), [200] * 9 + [300]).tokens == (256,), "one length is too long"
     assert lengths_that_pay(profile(stairs), [64] * 50 + [65] * 50).tokens == (64, 80, 256)
-
-
-def test_sample_without_a_short_enough_text_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"every expected text has more tokens than the longest .* measured, 256"):
         lengths_that_pay(profile(stairs), [257, 1000])
 
@@ -84,27 +80,23 @@ def test_profile_is_found_by_the_model_and_its_options(folder: Path, state: Path
     assert kept_encoder_profile(folder, compiled=True) is None
     (folder / "config.json").write_text('{"model_type": "roberta"}')
     assert kept_encoder_profile(folder) is None, "a changed file is another model"
-
-
-def test_last_profile_is_used_for_any_device(folder: Path) -> None:
-    for at, device in enumerate(["NVIDIA H100", "cpu", "NVIDIA H100"]):
-        keep_encoder_profile(folder, profile(lambda tokens, at=at: 0.001 * (at + 1), device=device, measured_at=at))
-    found = kept_encoder_profile(folder)
-    assert found is not None
-    assert (found.device, found.lengths[0].seconds) == ("NVIDIA H100", 0.003)
+    for at, device in enumerate(["NVIDIA H100", "cpu"]):
+        keep_encoder_profile(folder, profile(stairs, device=device, measured_at=at))
+    last = kept_encoder_profile(folder)
+    assert last is not None
+    assert last.device == "cpu", "the last profile is used for any device"
+    with pytest.raises(RecipeError, match="there is no model at"):
+        kept_encoder_profile(folder / "nowhere")
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[: len(text) // 2],
-        lambda text: b"",
-        lambda text: b"\xff" + text,
         lambda text: text.replace(b'"format": 1', b'"format": 99'),
         lambda text: text.replace(b'"seconds": 0.001', b'"seconds": -1.0'),
         lambda text: text.replace(b'"tokens": 32', b'"tokens": 8'),
         lambda text: text.replace(b'"threads"', b'"fibres"'),
-        lambda text: b"[1, 2]",
     ],
 )
 def test_damaged_or_foreign_file_is_ignored_with_one_warning(folder, damage, caplog):
@@ -119,11 +111,6 @@ def test_damaged_or_foreign_file_is_ignored_with_one_warning(folder, damage, cap
     assert "is ignored" in record.getMessage()
     file.write_bytes(whole)
     assert kept_encoder_profile(folder) is not None
-
-
-def test_missing_model_has_no_profile(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="there is no model at"):
-        kept_encoder_profile(tmp_path / "nowhere")
 
 
 class Stairs:
@@ -172,7 +159,6 @@ def test_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) ->
     ("lengths", "says"),
     [
         ((64, 32), "rise, from 3 tokens on"),
-        ((32, 32), "rise, from 3 tokens on"),
         ((2, 32), "rise, from 3 tokens on"),
         ((32, 512), "a length of 512 tokens cannot be measured: the model accepts at most 256"),
     ],
@@ -190,11 +176,11 @@ def test_steadily_rising_latency_gives_only_lengths_that_pay() -> None:
     found = choose_lengths(lengths(lambda tokens: 0.001 + 0.0001 * tokens), most=32)
     assert 3 <= len(found.tokens) < 32
     assert len(choose_lengths(lengths(lambda tokens: 0.0001 * tokens), most=3).tokens) == 3
-
-
-def test_slower_shorter_runtime_is_not_chosen() -> None:
     noisy = [LengthProfile(64, 0.009), LengthProfile(128, 0.002), LengthProfile(256, 0.004)]
-    assert choose_lengths(noisy).tokens == (128, 256)
+    assert choose_lengths(noisy).tokens == (128, 256), "a slower shorter runtime is not chosen"
+    for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
+        with pytest.raises(ValueError, match=r"each larger|expected"):
+            choose_lengths(bad)
 
 
 def test_no_other_choice_with_as_many_lengths_is_better() -> None:
@@ -219,9 +205,3 @@ def test_no_other_choice_with_as_many_lengths_is_better() -> None:
         assert found.mean_s == pytest.approx(best_of(len(found.tokens)))
         if len(found.tokens) < 7:
             assert found.mean_s <= best_of(len(found.tokens) + 1) * (1 + LEAST_GAIN) + 1e-12
-
-
-def test_invalid_profile_is_refused() -> None:
-    for bad in ([], [LengthProfile(64, 1.0), LengthProfile(64, 1.0)], [LengthProfile(64, 1.0, 0.0)]):
-        with pytest.raises(ValueError, match=r"each larger|expected"):
-            choose_lengths(bad)

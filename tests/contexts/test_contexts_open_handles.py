@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import bz2
-import collections
 import functools
 import gzip
 import io
 import logging
-import lzma
 import mmap
 import os
 import socket
@@ -39,20 +37,15 @@ def _mapped() -> mmap.mmap:
 
 
 HANDLES: dict[str, Callable[[], Any]] = {
-    **{f"text {mode}": functools.partial(open, "notes.txt", mode) for mode in ("r", "w", "a", "r+", "w+", "a+")},
-    **{f"bytes {mode}": functools.partial(open, "notes.txt", f"{mode}b") for mode in ("r", "w", "r+")},
-    "unbuffered": lambda: open("notes.txt", "rb", buffering=0),  # noqa: SIM115
+    **{f"mode {mode}": functools.partial(open, "notes.txt", mode) for mode in ("r", "w+", "rb", "wb", "r+b")},
     "of a descriptor": lambda: os.fdopen(os.dup(2), "w"),
     "temporary text": lambda: tempfile.NamedTemporaryFile("w+", dir="."),  # noqa: SIM115
-    "temporary bytes": lambda: tempfile.NamedTemporaryFile(dir="."),  # noqa: SIM115
     "temporary without a name": lambda: tempfile.TemporaryFile("w+"),  # noqa: SIM115
     "spooled": tempfile.SpooledTemporaryFile,
     "temporary folder": lambda: tempfile.TemporaryDirectory(dir="."),
     "gzip": lambda: gzip.open("notes.gz", "w"),  # noqa: SIM115
-    "gzip text": lambda: gzip.open("notes.gz", "wt"),  # noqa: SIM115
     "gzip over memory": lambda: gzip.GzipFile(fileobj=io.BytesIO(), mode="w"),
     "bz2": lambda: bz2.open("notes.bz2", "w"),  # noqa: SIM115
-    "lzma": lambda: lzma.open("notes.xz", "w"),  # noqa: SIM115
     "zip": lambda: zipfile.ZipFile("notes.zip", "w"),
     "tar": lambda: tarfile.open("notes.tar", "w"),  # noqa: SIM115
     "mapped": _mapped,
@@ -88,11 +81,9 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "attribute": Holder,
     "slot": Slotted,
     "list in a dict in a tuple": lambda handle: (1, {"log": [handle]}),
-    "deque": lambda handle: collections.deque([handle]),
     "partial": lambda handle: functools.partial(print, file=handle),
     "method": lambda handle: Holder(handle).write,
     "closure": lambda handle: lambda: handle,
-    "default": lambda handle: lambda log=handle: log,
     "global": _using_global,
     "class": lambda handle: type("Keeper", (), {"log": handle, "__module__": "__main__"}),
 }
@@ -116,7 +107,6 @@ def test_open_handle_is_refused_at_any_depth(kind: str) -> None:
     [
         ("itself", "argument 0 is an open file 'notes.txt' (mode 'r+')"),
         ("attribute", "argument 0, .log is an open file 'notes.txt'"),
-        ("slot", "argument 0, .log is an open file"),
         ("list in a dict in a tuple", "argument 0, [1]['log'][0] is an open file"),
         ("partial", "argument 0, argument file that it was given ahead is an open file"),
         ("closure", "argument 0, variable 'handle' that it closes over is an open file"),
@@ -128,24 +118,14 @@ def test_error_names_the_place_the_file_and_the_remedy(place: str, what: str) ->
         payloads.dumps(((PLACES[place](file),), {}))
     assert what in str(refused.value)
     assert "Pass its path, and open it in the function." in str(refused.value)
-
-
-def test_error_of_a_result_advises_what_to_return() -> None:
     with open("notes.txt") as file, pytest.raises(SerializationError) as refused:
         payloads.dumps([file], what="result")
     assert str(refused.value) == (
         "the result holds an open file 'notes.txt' (mode 'r') at [0], which can't leave the library. Read it in the"
         " function and return its content, or return its path."
     )
-
-
-def test_loader_with_an_open_file_is_refused_as_a_recipe() -> None:
     with open("notes.txt", "w+") as file, pytest.raises(RecipeError):
         stoker.context(lambda: file)()
-    with tempfile.TemporaryDirectory(dir=".") as folder, open("notes.txt") as file:
-        with pytest.raises(RecipeError):
-            stoker.context(lambda given: given)(file)
-        assert os.path.isdir(folder)
 
 
 def test_refused_temporary_file_and_folder_are_kept() -> None:
@@ -179,15 +159,12 @@ def test_streams_and_files_in_memory_can_be_sent() -> None:
     assert payloads.loads(payloads.dumps(io.StringIO("text"))).read() == "text"
     assert payloads.loads(payloads.dumps(io.BytesIO(b"bytes"))).read() == b"bytes"
     assert payloads.loads(payloads.dumps(PLACES["closure"](sys.stderr)))() is sys.stderr
+    assert type(payloads.loads(payloads.dumps(Reopened()))).__name__ == "Reopened"
 
 
 class Reopened(io.RawIOBase):
     def __reduce__(self) -> tuple[Any, ...]:
         return Reopened, ()
-
-
-def test_file_class_that_pickles_itself_can_be_sent() -> None:
-    assert type(payloads.loads(payloads.dumps(Reopened()))).__name__ == "Reopened"
 
 
 class Workspace:

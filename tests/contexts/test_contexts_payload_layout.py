@@ -1,5 +1,3 @@
-"""Test short descriptions of arguments, which read pickles without running them."""
-
 from __future__ import annotations
 
 import datetime

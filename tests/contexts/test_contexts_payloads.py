@@ -1,11 +1,8 @@
-"""Every kind of object from a script or a module returns unchanged from a call, or is refused with a clear error."""
-
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import dataclasses
-import enum
 import functools
 import json
 import math
@@ -53,22 +50,15 @@ def test_plain_values_use_plain_pickle() -> None:
 
 
 class Text(str):
-    """A subclass of a plain type that only its class can rebuild."""
+    def __repr__(self) -> str:
+        return f"Text({str.__repr__(self)})"
 
 
 @pytest.mark.parametrize("value", [Text("x"), [Text("x")], {"k": Text("x")}, {Text("k"): 1}, (1, (2, Text("x")))])
 def test_subclasses_of_plain_types_keep_their_class(value: Any) -> None:
-    def texts(part: Any) -> list[str]:
-        if isinstance(part, str):
-            return [part]
-        if isinstance(part, dict):
-            part = [*part, *part.values()]
-        return [text for inner in part for text in texts(inner)] if isinstance(part, list | tuple) else []
-
     back = payloads.loads(payloads.dumps(value))
     assert back == value
-    assert [type(text) for text in texts(back)] == [type(text) for text in texts(value)]
-    assert Text in map(type, texts(back))
+    assert repr(back) == repr(value)
 
 
 def test_large_arrays_are_stored_outside_the_pickle() -> None:
@@ -93,13 +83,9 @@ def test_arrays_are_restored_writable_and_separate() -> None:
     assert payloads.loads(data)[0][0] == 0
 
 
-def test_writable_memory_is_not_copied() -> None:
+def test_loaded_array_is_a_view_only_of_writable_memory() -> None:
     data = bytearray(payloads.dumps([numpy.zeros(50_000)]))
-    back = payloads.loads(data)[0]
-    assert numpy.shares_memory(back, numpy.frombuffer(data, dtype=numpy.uint8))
-
-
-def test_read_only_arrays_stay_read_only() -> None:
+    assert numpy.shares_memory(payloads.loads(data)[0], numpy.frombuffer(data, dtype=numpy.uint8))
     array = numpy.zeros(50_000)
     array.flags.writeable = False
     assert not payloads.loads(payloads.dumps([array]))[0].flags.writeable
@@ -123,38 +109,26 @@ def test_truncated_and_invalid_bytes_are_an_error() -> None:
 
 class Holder:
     def __init__(self) -> None:
-        self.name = "h"
         self.lock = threading.Lock()
 
 
-def test_unpicklable_attribute_is_named() -> None:
-    with pytest.raises(SerializationError) as caught:
-        payloads.dumps(((1, {"model": [Holder()]}), {}))
-    text = str(caught.value)
-    assert "argument 1" in text
-    assert "['model'][0].lock" in text
-    assert "_thread.lock" in text
-    assert caught.value.what == "argument"
+def using(lock: Any) -> Any:
+    return lambda: lock.acquire()
 
 
-def test_unpicklable_keyword_is_named() -> None:
-    with pytest.raises(SerializationError, match=r"argument 'door'"):
-        payloads.dumps(((), {"door": threading.Lock()}))
-
-
-def test_unpicklable_closure_variable_is_named() -> None:
-    lock = threading.Lock()
-
-    def guarded() -> None:
-        lock.acquire()
-
-    with pytest.raises(SerializationError, match=r"'lock' that it closes over"):
-        payloads.dumps(guarded, what="function")
-
-
-def test_generator_as_a_result_is_an_error() -> None:
-    with pytest.raises(SerializationError, match=r"the result can't be sent back.*generator"):
-        payloads.dumps((n for n in range(3)), what="result")
+@pytest.mark.parametrize(
+    ("value", "what", "says"),
+    [
+        (((1, {"model": [Holder()]}), {}), "argument", r"argument 1, \['model'\]\[0\]\.lock.*_thread\.lock"),
+        (((), {"door": threading.Lock()}), "argument", "argument 'door'"),
+        (using(threading.Lock()), "function", "'lock' that it closes over"),
+        ((n for n in range(3)), "result", "the result can't be sent back.*generator"),
+    ],
+)
+def test_error_names_the_part_that_cannot_be_pickled(value: Any, what: str, says: str) -> None:
+    with pytest.raises(SerializationError, match=says) as caught:
+        payloads.dumps(value, what=what)
+    assert caught.value.what == what
 
 
 def test_endless_nesting_is_an_error() -> None:
@@ -165,117 +139,10 @@ def test_endless_nesting_is_an_error() -> None:
         payloads.dumps(value)
 
 
-_USERS_MODULE = """
-import dataclasses
-import math
-SCALE = 3
-
-@dataclasses.dataclass
-class Claim:
-    text: str
-    def shout(self):
-        return self.text.upper()
-
-def helper(x):
-    return math.floor(x) * SCALE
-
-def work(x, claim=Claim("hi")):
-    return helper(x), claim
-
-class Failing(Exception):
-    def __init__(self, code, reason):
-        super().__init__(f"{reason} ({code})")
-        self.code = code
-"""
-
-
-def run(program: str, *args: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *args], cwd=folder, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_module_next_to_the_script_is_sent_by_value(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
-    (here / "claims.py").write_text(_USERS_MODULE)
-    run(
-        """
-        import sys; sys.path.insert(0, ".")
-        import claims
-        from stoker.contexts import payloads
-        call = (claims.work, (2.5,), {"claim": claims.Claim("deep")})
-        open(sys.argv[1], "wb").write(payloads.dumps(call, what="function"))
-        """,
-        str(there / "call"),
-        folder=here,
-    )
-    out = run(
-        """
-        import sys
-        from stoker.contexts import payloads
-        function, args, kwargs = payloads.loads(open("call", "rb").read())
-        value, claim = function(*args, **kwargs)
-        assert "claims" not in sys.modules
-        print(value, claim.shout())
-        open("result", "wb").write(payloads.dumps(claim, what="result"))
-        """,
-        folder=there,
-    )
-    assert out == "6 DEEP\n"
-    out = run(
-        """
-        import sys; sys.path.insert(0, ".")
-        import claims
-        from stoker.contexts import payloads
-        back = payloads.loads(payloads.dumps(claims.Claim("x")))
-        print(type(back) is claims.Claim)
-        """,
-        folder=here,
-    )
-    assert out == "True\n"
-
-
-def test_module_that_contains_a_lock_is_sent_by_name(tmp_path: Path) -> None:
-    (tmp_path / "guarded.py").write_text(
-        "import threading\nlock = threading.Lock()\ndef work():\n    return lock.locked()\n"
-    )
-    out = run(
-        """
-        import sys; sys.path.insert(0, ".")
-        import guarded
-        from stoker.contexts import payloads
-        print(payloads.loads(payloads.dumps(guarded.work, what="function")) is guarded.work)
-        """,
-        folder=tmp_path,
-    )
-    assert out == "True\n"
-
-
 def test_installed_code_is_sent_by_name() -> None:
     assert len(payloads.dumps(textwrap.dedent)) < 100
     assert len(payloads.dumps(math.floor)) < 100
     assert len(payloads.dumps(SerializationError)) < 100
-
-
-class Colour(enum.Enum):
-    RED = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    x: int
-    colour: Colour = Colour.RED
-
-
-def test_classes_of_this_test_keep_their_identity() -> None:
-    back = payloads.loads(payloads.dumps([Point(1), Point]))
-    assert back == [Point(1), Point]
-    assert type(back[0]) is Point
-    assert back[0].colour is Colour.RED
 
 
 @dataclasses.dataclass
@@ -290,10 +157,7 @@ FUTURE: concurrent.futures.Future[int] = concurrent.futures.Future()
     ("value", "place"),
     [
         ([1, 2, 3, FUTURE], r"\[3\]"),
-        ((FUTURE,), r"\[0\]"),
-        ({"a": FUTURE}, r"\['a'\]"),
         ({FUTURE}, r"\[0\]"),
-        (Wrapped([FUTURE]), r"\.part\[0\]"),
         ({"k": [Wrapped((FUTURE,))]}, r"\['k'\]\[0\]\.part\[0\]"),
     ],
 )
@@ -370,23 +234,22 @@ def test_exit_of_a_results_class_is_an_unpickling_error() -> None:
     assert not payloads.is_interrupt(caught.value)
 
 
-_FOLDER = Path(__file__).parent
-_IMPORTED = "import json, {module}, sent_elsewhere; print(json.dumps(sent_elsewhere.outcomes(vars({module}))))"
+IMPORTED = "import json, kinds_of_objects as kinds; print(json.dumps(kinds.outcomes(vars(kinds))))"
 
 
 @pytest.mark.parametrize("in_a_script", [True, False])
-@pytest.mark.parametrize("module", ["objects_that_travel", "classes_that_travel", "wrappers_that_travel"])
-def test_every_kind_of_object_is_sent_or_refused(module: str, in_a_script: bool) -> None:
+def test_every_kind_of_object_is_sent_or_refused(in_a_script: bool) -> None:
     """Objects of a script may be refused; all objects of a module next to the script are accepted."""
-    command = [f"{module}.py"] if in_a_script else ["-c", _IMPORTED.replace("{module}", module)]
+    folder = Path(__file__).parent
+    command = ["kinds_of_objects.py"] if in_a_script else ["-c", IMPORTED]
     done = subprocess.run(
-        [sys.executable, *command], cwd=_FOLDER, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
-    text = (_FOLDER / f"{module}.py").read_text()
-    names = set(re.findall(r"^ *(?:def )?((?:use|make|refuse)_\w+)\b", text, re.MULTILINE))
-    assert names - {"use_pydantic", "make_pydantic"} <= found.keys(), "pydantic may not be installed"
+    text = (folder / "kinds_of_objects.py").read_text()
+    names = set(re.findall(r"^(?:def )?((?:use|make|refuse)_\w+)\b", text, re.MULTILINE))
+    assert names <= found.keys()
     refused = {name for name in found if in_a_script and name.startswith("refuse")}
     said = "the function can't be sent to a library at global"
     assert {name: found[name] for name in refused if said not in found[name]} == {}

@@ -6,55 +6,36 @@ from typing import Any
 
 import adapter_folders
 import pytest
-from engine_contract import EngineDriver
 from lazily import lazily
-from random_models import random_model
+from own_driver import SMALL, OwnDriver, generated, small_llama
 
-torch, transformers, peft, safetensors, forward, choosing, written, passes, recorded = lazily(
-    "torch", "transformers", "peft", "safetensors.torch", "stoker.contexts.forward", "stoker.contexts.inference.static",
-    "stoker.contexts.inference.adapter", "stoker.tuning.passes", "recorded_graphs",
+torch, peft, safetensors, passes, recorded = lazily(
+    "torch", "peft", "safetensors.torch", "stoker.tuning.passes", "recorded_graphs"
 )  # fmt: skip
 
-SIZES = {
-    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
-}  # fmt: skip
 PROMPTS = [tuple(40 + (7 * at * length) % 70 for at in range(length)) for length in (9, 21, 40)]
 ATTENTION, EVERY = ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def make_base() -> Any:
-    return random_model(transformers.LlamaConfig(**SIZES))
-
-
-class AdapterDriver(EngineDriver):
+class AdapterDriver(OwnDriver):
     """The continuous engine with adapters, and the PEFT model with the same adapters."""
 
     def __init__(self, folders: dict[str, str], *, engine: str = "continuous", backend: Any = None) -> None:
-        texts = written.ModelTexts(decode=str, ends=frozenset({1}), longest=4096, vocabulary=120)
-        runner = forward.ModelRunner(make_base(), limit_bytes=10_000_000)
         self.folders = folders
         super().__init__(
-            choosing.build_inference_engine(runner, texts, engine=engine, cache_bytes=1_500_000, adapters=folders,
-                                graphs=backend is not None, backend=lambda _: backend),
-            prompts=PROMPTS, cache_bytes=1_500_000,
+            small_llama(), engine=engine, prompts=PROMPTS, adapters=folders, graphs=backend is not None,
+            backend=lambda _: backend,
         )  # fmt: skip
 
     def own_tokens(self, prompt: tuple[int, ...], *, most: int, adapter: str = "") -> list[int]:
-        model = make_base()
+        model = small_llama()
         if adapter:
             model = peft.PeftModel.from_pretrained(model, self.folders[adapter]).eval()
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False, pad_token_id=2
-            )
-        return [int(token) for token in out[0, len(prompt) :]]
+        return generated(model, prompt, most=most)
 
     def check(self, asked: list[tuple[str, tuple[int, ...]]], *, most: int = 12) -> list[list[int]]:
-        """Assert that requests in one batch write the tokens of PEFT; return the tokens."""
         expected = [self.own_tokens(prompt, most=most, adapter=name) for name, prompt in asked]
         ids = [self.ask(prompt, max_new_tokens=most, adapter=name) for name, prompt in asked]
         found = self.run()
@@ -63,12 +44,12 @@ class AdapterDriver(EngineDriver):
 
 
 def write_lora(folder: Path, *, base: Any = None, **options: Any) -> str:
-    return adapter_folders.write_lora(folder, base if base is not None else make_base(), **options)
+    return adapter_folders.write_lora(folder, base if base is not None else small_llama(), **options)
 
 
 def write_soft_prompt(folder: Path, *, seed: int, tokens: int) -> str:
     torch.manual_seed(seed)
-    with passes.attach_soft_prompt(make_base(), torch.randn(tokens, SIZES["hidden_size"])) as soft:
+    with passes.attach_soft_prompt(small_llama(), torch.randn(tokens, SMALL["hidden_size"])) as soft:
         weights, config = soft.files()
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_bytes(weights)
@@ -143,8 +124,7 @@ def test_adapter_evicted_from_memory_is_read_again(tmp_path: Path) -> None:
 
 
 def test_adapter_of_another_base_model_fails_alone(tmp_path: Path) -> None:
-    wide = random_model(transformers.LlamaConfig(**{**SIZES, "hidden_size": 64}))
-    deep = random_model(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 5}))
+    wide, deep = small_llama(hidden_size=64), small_llama(num_hidden_layers=5)
     driver = AdapterDriver({
         "good": write_lora(tmp_path / "good", seed=1, modules=ATTENTION),
         "wide": write_lora(tmp_path / "wide", seed=1, modules=ATTENTION, base=wide),
@@ -169,30 +149,19 @@ def test_adapter_of_another_base_model_fails_alone(tmp_path: Path) -> None:
         ({"use_dora": True}, "DoRA is not supported"),
         ({"lora_alpha": "x"}, "lora_alpha = 'x' is not a number"),
         ({"weights": b"\xff" * 40}, "cannot be read as safetensors"),
-        ({"weights": b""}, "holds no LoRA weights|cannot be read"),
+        ({"weights": None}, "not finite"),
     ],
 )
 def test_damaged_adapter_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     folder = write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)
+    file = Path(folder, "adapter_model.safetensors")
     if "weights" in change:
-        Path(folder, "adapter_model.safetensors").write_bytes(change["weights"])
+        infinite = {name: part * float("inf") for name, part in safetensors.load_file(file).items()}
+        file.write_bytes(change["weights"] or safetensors.save(infinite))
     else:
         config = Path(folder, "adapter_config.json")
         config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     with pytest.raises(ValueError, match=why):
         AdapterDriver({"lora": folder}).ask(PROMPTS[0], adapter="lora")
-
-
-def test_adapter_with_non_finite_numbers_is_refused(tmp_path: Path) -> None:
-    folder = write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)
-    file = Path(folder, "adapter_model.safetensors")
-    tensors = {name: part * float("nan") for name, part in safetensors.load_file(file).items()}
-    file.write_bytes(safetensors.save(tensors))
-    with pytest.raises(ValueError, match="not finite"):
-        AdapterDriver({"lora": folder}).ask(PROMPTS[0], adapter="lora")
-
-
-def test_static_engine_refuses_an_adapter(tmp_path: Path) -> None:
-    driver = AdapterDriver({"lora": write_lora(tmp_path / "lora", seed=1, modules=ATTENTION)}, engine="static")
     with pytest.raises(ValueError, match="engine does not support adapters"):
-        driver.ask(PROMPTS[0], adapter="lora")
+        AdapterDriver({"lora": folder}, engine="static").ask(PROMPTS[0], adapter="lora")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -82,7 +81,7 @@ import sys
 from pathlib import Path
 from stoker.contexts.performance import PerformanceStore
 store = PerformanceStore(Path(sys.argv[1]))
-for n in range(100):
+for n in range(20):
     store.record_load("r", kind="cpu", load_s=n)
 """
     writers = [subprocess.Popen([sys.executable, "-c", program, str(path)]) for _ in range(3)]
@@ -91,20 +90,21 @@ for n in range(100):
     store = PerformanceStore(path)
     found = store.estimates("r")["cpu"]
     store.close()
-    assert found.loads == 300
-    assert found.load_s == pytest.approx(49.5)
+    assert found.loads == 60
+    assert found.load_s == pytest.approx(9.5)
 
 
-def test_damaged_file_is_moved_aside_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_file_is_reported_and_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "p.sqlite"
     path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
-    with caplog.at_level(logging.WARNING):
-        store = PerformanceStore(path)
-    assert "damaged" in caplog.text
+    for place, said, loads in ((path, "damaged", 1), (path / "p.sqlite", "are not remembered", 0)):
+        with caplog.at_level(logging.WARNING):
+            store = PerformanceStore(place)
+        assert said in caplog.text
+        store.record_load("r", kind="cpu", load_s=1)
+        assert [found.loads for found in store.estimates("r").values()] == [1] * loads
+        store.close()
     assert [aside.read_bytes()[:5] for aside in tmp_path.glob("p.sqlite.damaged-*")] == [b"not a"]
-    store.record_load("r", kind="cpu", load_s=1)
-    assert store.estimates("r")["cpu"].loads == 1
-    store.close()
 
 
 def test_file_damaged_while_open_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,18 +124,6 @@ def test_file_damaged_while_open_is_moved_aside(tmp_path: Path, caplog: pytest.L
     again.record_load("s", kind="cpu", load_s=1)
     assert again.estimates("s")["cpu"].loads == 1
     again.close()
-
-
-def test_measurements_are_not_stored_without_a_writable_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    with caplog.at_level(logging.WARNING):
-        store = PerformanceStore(tmp_path / "file" / "p.sqlite")
-    assert "are not remembered" in caplog.text
-    store.record_load("r", kind="cpu", load_s=1)
-    assert store.estimates("r") == {}
-    store.close()
 
 
 A10 = DeviceSet("NVIDIA A10", 2, 24_000_000_000)
@@ -176,19 +164,12 @@ def test_oldest_rows_of_a_source_are_removed(tmp_path: Path, monkeypatch: pytest
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "table"), [(AvailabilityStore, "stays (id INTEGER)"), (PerformanceStore, "measured (x)")]
-)
-def test_file_with_another_schema_is_moved_aside(tmp_path: Path, kind: Any, table: str) -> None:
+def test_file_with_another_schema_is_moved_aside(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     with closing(sqlite3.connect(path)) as db:
-        db.execute(f"CREATE TABLE {table}")
-    store = kind(path)
-    if kind is AvailabilityStore:
-        store.record_pilot_stay("backfill", stay_s=1.0, ended="lost")
-        assert len(store.of("backfill").stays) == 1
-    else:
-        store.record_load("r", kind="cpu", load_s=1)
-        assert store.estimates("r")["cpu"].loads == 1
+        db.execute("CREATE TABLE stays (id INTEGER)")
+    store = AvailabilityStore(path)
+    store.record_pilot_stay("backfill", stay_s=1.0, ended="lost")
+    assert len(store.of("backfill").stays) == 1
     store.close()
     assert list(tmp_path.glob("a.sqlite.damaged-*"))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.contexts.forward import SHORTEST, PrefixCache, common_prefix_length
+from stoker.contexts.forward import SHORTEST, PrefixCache
 
 Ids = tuple[int, ...]
 A = tuple(range(100, 140))  # two templates that share 10 tokens
@@ -37,6 +37,9 @@ def claim(number: int, length: int = 12) -> Ids:
 def test_shared_template_is_found_in_consecutive_calls() -> None:
     model = Model()
     assert [model.read([A + claim(n)]) for n in range(1, 6)] == [0, 40, 40, 40, 40]
+    for n in range(100, 150):
+        model.read([claim(n, 60)])
+    assert model.read([A + claim(7)]) == 40, "other prompts evict no shared template"
 
 
 def test_alternating_templates_are_both_cached() -> None:
@@ -62,17 +65,13 @@ def test_batch_shares_the_common_prefix_of_its_rows() -> None:
     assert model.read([A + claim(2), B + claim(3)]) == 10
 
 
-def test_last_token_is_always_computed() -> None:
+def test_last_token_and_short_prefixes_are_always_computed() -> None:
+    short = tuple(range(SHORTEST - 1))
     model = Model()
+    assert [model.read([short + claim(n)]) for n in range(1, 4)] == [0, 0, 0]
     model.read([A])
     assert model.read([A]) == len(A) - 1
     assert model.read([A[:20]]) == 19
-
-
-def test_short_prefixes_are_not_cached() -> None:
-    model = Model()
-    short = tuple(range(SHORTEST - 1))
-    assert [model.read([short + claim(n)]) for n in range(1, 4)] == [0, 0, 0]
 
 
 rows = st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple)
@@ -96,14 +95,3 @@ def test_least_recently_used_prefix_is_evicted_first() -> None:
             model.read([template + claim(n, 4)])
     assert model.read([templates[-1] + claim(9, 4)]) == 100
     assert model.read([templates[0] + claim(9, 4)]) == 0
-
-
-bits = st.lists(st.integers(0, 1), max_size=20).map(tuple)
-
-
-@given(bits, bits, st.integers(0, 25))
-def test_common_prefix_length_is_counted(one: Ids, other: Ids, most: int) -> None:
-    plain = 0
-    while plain < min(len(one), len(other), most) and one[plain] == other[plain]:
-        plain += 1
-    assert common_prefix_length(one, other, most=most) == plain

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -78,43 +78,37 @@ class RunningCall(threading.Thread):
         return self.raised
 
 
-METHODS: dict[str, Callable[[Any], Any]] = {
-    "generate": lambda model: model.generate(["a", "bc", "def"], **LONG),
-    "generate in batches": lambda model: model.generate(["a", "bc", "def"], batch_size=2, **LONG),
-    "complete": lambda model: model.complete("abc", **LONG),
-    "stream": lambda model: list(model.stream("abc", **LONG)),
-    "stream_completion": lambda model: list(model.stream_completion("abc", **LONG)),
-}
-
-
 @pytest.fixture(scope="module")
 def alone(model: Any) -> str:
     return "".join(model.stream("xyz", max_new_tokens=100))
 
 
-@pytest.mark.parametrize(("method", "in_thread"), [*((method, False) for method in METHODS), ("complete", True)])
-def test_aborted_requests_leave_the_engine_and_other_requests_run(
-    model: Any, alone: str, method: str, in_thread: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("work", "in_thread"),
+    [
+        (lambda model: model.generate(["a", "bc", "def"], **LONG), False),
+        (lambda model: model.generate(["a", "bc", "def"], batch_size=2, **LONG), False),
+        (lambda model: list(model.stream("abc", **LONG)), False),
+        (lambda model: model.complete("abc", **LONG), True),
+    ],
+    ids=["generate", "generate in batches", "stream", "complete"],
+)
+def test_aborted_requests_leave_the_engine_and_others_run(model: Any, alone: str, work: Any, in_thread: bool) -> None:
+    def open_requests() -> int:
+        load = model.batch_load()
+        return int(load.running + load.waiting)
+
     other = model.stream("xyz", max_new_tokens=100)
     written = [next(other)]
-    call = RunningCall(lambda: METHODS[method](model), in_thread=in_thread)
+    call = RunningCall(lambda: work(model), in_thread=in_thread)
     if model.engine == "static":  # the next batch starts when this batch ends
         written += other
-    until(
-        lambda: model.batch_load().running + model.batch_load().waiting >= 1,
-        why="the call's requests are in the engine",
-    )
-    if not in_thread:
-        assert not call.stop.asked
+    until(open_requests, why="the call's requests are in the engine")
     call.stop.ask()
     assert isinstance(call.ended(), Evicted)
     written += other
     assert "".join(written) == alone
-    until(
-        lambda: model.batch_load().running + model.batch_load().waiting == 0,
-        why="the call's requests have left the engine",
-    )
+    until(lambda: not open_requests(), why="the call's requests have left the engine")
 
 
 def test_unread_stream_leaves_the_engine(model: Any) -> None:
@@ -142,72 +136,59 @@ def test_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> No
         lambda: model.generate(["a"]), lambda: model.complete("a"), lambda: list(model.stream("a")),
         lambda: model.label_scores(["a"], ["b"]), lambda: embedder.embed(["paris"]),
     ):  # fmt: skip
-        call = RunningCall(lambda: None)
-        call.ended()
         call = RunningCall(lambda ask=ask: (ambient.current_call_stop().ask(), ask()))  # type: ignore[misc]
         assert isinstance(call.ended(), Evicted)
     assert model.batch_load().steps == steps
 
 
-class Passes:
-    """Counts the forward passes of a Transformers model, and stops the call during one pass."""
+@contextmanager
+def stops_in_a_pass(model: Any, calls: list[RunningCall]) -> Iterator[list[int]]:
+    """Stop the last call during a forward pass of a Transformers model. Return the list of passes."""
+    passes: list[int] = []
 
-    def __init__(self, model: Any) -> None:
-        self.count = 0
-        self.call: RunningCall | None = None
-        self._hook = model.register_forward_pre_hook(self._passes)
+    def count(*_: Any) -> None:
+        passes.append(1)
+        if len(passes) == SEEN:
+            calls[-1].stop.ask()
 
-    def _passes(self, *_: Any) -> None:
-        self.count += 1
-        if self.count == SEEN:
-            assert self.call is not None
-            self.call.stop.ask()
-
-    def __enter__(self) -> Passes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
+    hook = model.register_forward_pre_hook(count)
+    yield passes
+    hook.remove()
 
 
 def test_label_scoring_stops_after_the_running_pass(model: Any) -> None:
     model.label_scores(["warm"], [" a", " bc"])
-    begun = threading.Event()
-    with Passes(model.model) as passes:
+    begun, calls = threading.Event(), list[RunningCall]()
 
-        def work() -> Any:
-            begun.wait(PATIENCE_S)
-            return model.label_scores([f"prompt {n}" for n in range(500)], [" a", " bc"])
+    def work() -> Any:
+        begun.wait(PATIENCE_S)
+        return model.label_scores([f"prompt {n}" for n in range(500)], [" a", " bc"])
 
-        passes.call = RunningCall(work)
+    with stops_in_a_pass(model.model, calls) as passes:
+        calls.append(RunningCall(work))
         begun.set()
-        assert isinstance(passes.call.ended(), Evicted)
+        assert isinstance(calls[0].ended(), Evicted)
         assert len(model.label_scores(["after"], [" a"])) == 1  # the call waits until the engine thread is free
-        assert passes.count == SEEN + 1
+        assert len(passes) == SEEN + 1
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["one that computes", "one that waits"])
 def test_embedding_stops_after_the_running_batch(embedder: Any, leads: bool) -> None:
-    begun = threading.Event()
-    with Passes(embedder.model) as passes:
+    begun, calls = threading.Event(), list[RunningCall]()
 
-        def embed(texts: int) -> Callable[[], Any]:
-            def work() -> Any:
-                begun.wait(PATIENCE_S)
-                return embedder.embed(["paris lies"] * texts, batch_size=1)
+    def work() -> Any:
+        begun.wait(PATIENCE_S)
+        return embedder.embed(["paris lies"] * 60, batch_size=1)
 
-            return work
-
-        passes.call = RunningCall(embed(60))
-        if not leads:
-            passes.call, first = RunningCall(embed(60)), passes.call
+    with stops_in_a_pass(embedder.model, calls) as passes:
+        calls += [RunningCall(work) for _ in range(1 if leads else 2)]
         begun.set()
-        assert isinstance(passes.call.ended(), Evicted)
+        assert isinstance(calls[-1].ended(), Evicted)
         if leads:
-            assert passes.count == SEEN
+            assert len(passes) == SEEN
         else:
-            assert first.ended() is None
-            assert len(first.result) == 60
+            assert calls[0].ended() is None
+            assert len(calls[0].result) == 60
     # this caller becomes the leader that computes the batches of all callers
     assert len(embedder.embed(["paris"])) == 1
 
@@ -235,15 +216,7 @@ def test_wait_for_exclusive_access_to_the_model_is_stopped(model: Any) -> None:
     assert model.complete("a", max_new_tokens=1).text
 
 
-def test_evicted_exception_is_found_in_a_task_group() -> None:
-    async def wait() -> None:
-        raise Evicted
-
-    async def run() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(wait())
-
-    with pytest.raises(BaseExceptionGroup) as raised:
-        asyncio.run(run())
-    assert is_caused_by_eviction(raised.value)
+def test_eviction_is_found_in_the_exception_of_a_task_group() -> None:
+    tasks = BaseExceptionGroup("tasks", [BaseExceptionGroup("inner", [Evicted()])])
+    assert is_caused_by_eviction(tasks)
     assert not is_caused_by_eviction(BaseExceptionGroup("others", [KeyError(1), ValueError(2)]))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,9 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed; this file's first lines say how to run it", allow_module_level=True)
 
-import msgspec
-import psutil
 from engine_contract import EngineContract, EngineDriver
-from faults.world import until
 from lazily import lazily
-from random_models import random_model
-from tiny_model import write_tiny_model
 
-import stoker
 from stoker.contexts import ambient, causal_lm
 from stoker.contexts.ambient import Evicted
 from stoker.contexts.causal_lm import default_model
@@ -124,16 +117,6 @@ class TestVLLM(EngineContract):
                 engine.abort(int(id))
             yield VLLMDriver(engine, own)
 
-    def test_vllm_text_follows_a_json_schema(self, driver: VLLMDriver) -> None:
-        schema = (
-            '{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},'
-            ' "required": ["age"], "additionalProperties": false}'
-        )
-        text = driver.run_text(driver.ask(driver.prompts[0], max_new_tokens=40, json_schema=schema))
-        assert 0 <= msgspec.json.decode(text, type=dict[str, int])["age"] <= 99
-        with pytest.raises(ValueError, match=r"(?i)schema|json"):
-            driver.ask(driver.prompts[0], json_schema="{")
-
     def test_vllm_cache_keeps_its_size(self, driver: VLLMDriver) -> None:
         held = driver.engine.memory()
         assert held.weights_bytes > 4 * 100_000_000
@@ -160,15 +143,6 @@ class TestVLLM(EngineContract):
                 driver.ask(driver.prompts[0])
         finally:
             driver.engine._fingerprint, driver.engine._broken = kept, ""
-
-    def test_label_scoring_does_not_disturb_running_requests(self, driver: VLLMDriver) -> None:
-        expected = driver.own_tokens(driver.prompts[0], most=12)
-        id = driver.ask(driver.prompts[0], max_new_tokens=12)
-        found = driver.run(steps=3)
-        [[score]] = driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:3]]])
-        assert score < 0
-        driver.run(found)
-        assert [token.token for token in found[id]] == expected
 
     def test_stopped_scoring_leaves_nothing_in_the_engine(self, driver: VLLMDriver) -> None:
         expected = driver.own_tokens(driver.prompts[0], most=12)
@@ -253,49 +227,3 @@ def test_pytorch_threads_can_be_set_next_to_vllm(model: Any) -> None:
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1
     torch.set_num_threads(before)
-
-
-# ---- over several devices
-
-
-@pytest.fixture(scope="module")
-def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model whose attention heads can be divided by two and have a size that vLLM supports on a CPU."""
-    folder = tmp_path_factory.mktemp("models") / "wide"
-    write_tiny_model(folder, ends=False)
-    (folder / "model.safetensors").unlink()
-    config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    random_model(config).save_pretrained(folder)
-    return folder
-
-
-def test_library_of_two_devices_ends_with_one_of_its_processes(wide_model: Path, tmp_path: Path) -> None:
-    """A library on two devices writes the tokens of one device. If one of its processes dies, its calls run again."""
-
-    def describe(model: Any, prompt: str, most: int) -> tuple[str, int, list[int]]:
-        import psutil as processes
-
-        own = processes.Process()
-        parts = [each.pid for each in own.children() if each.name().startswith("VLLM::Worker_TP")]
-        return model.generate([prompt], max_new_tokens=most)[0], own.pid, parts
-
-    (tmp_path / "two.toml").write_text('[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:2"\nmax_blocks = 1\n')
-    one = causal_lm(wide_model, engine="transformers", dtype="float32")
-    two = causal_lm(wide_model, engine="vllm", dtype="float32", devices=2, device_memory="3 GB", max_libraries=1)
-    with stoker.load(str(tmp_path / "two.toml"), run_dir=str(tmp_path)):
-        call = stoker.app(describe, context=two)
-        expected = stoker.app(describe, context=one)("Once upon", 40).result()[0]
-        text, library, parts = call("Once upon", 40).result(timeout=LIMIT_S)
-        assert text == expected
-        assert len(parts) == 2
-        running = call("Once upon", 400)
-        os.kill(parts[1], signal.SIGKILL)
-        until(lambda: not {library, *parts} & set(psutil.pids()))
-        again, other, others = call("Once upon", 40).result(timeout=LIMIT_S)
-        assert again == expected
-        assert other != library
-        assert running.result(timeout=LIMIT_S)[0].startswith(expected)
-    until(lambda: not {other, *others} & set(psutil.pids()))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from environment.small import ROOT, SmallEnvironment
 
 from stoker.manager.environment.carrying import TIME_S, Packed, write_archive
-from stoker.manager.environment.members import ArchiveMember, MemberKind
+from stoker.manager.environment.members import ArchiveMember
 from stoker.pilot.starter.place import StartError, finish, unpack
 
 PACK = (
@@ -64,7 +63,9 @@ def packed(small: SmallEnvironment) -> Packed:
 def test_packed_environment_contains_the_required_files(packed: Packed):
     with tarfile.open(packed.packages.source) as tar:
         names = {member.name: member for member in tar}
-    inside = f"lib/python{VERSION}/site-packages/"
+        inside = f"lib/python{VERSION}/site-packages/"
+        compiled = tar.extractfile(next(name for name in names if name.startswith(f"{inside}msgspec/__pycache__/")))
+        assert int.from_bytes(compiled.read()[8:12], "little") == TIME_S, "bytecode has the time of its packed source"
     assert f"{inside}stoker/pilot/agent/agent.py" in names
     assert f"{inside}stoker/pilot/starter/start.sh" in names
     assert not [name for name in names if "/.git" in name or name.startswith(("base/", "bin/python", "bin/activate"))]
@@ -107,7 +108,10 @@ def test_changed_packages_make_another_environment(other: SmallEnvironment, tmp_
     assert len(set(keys)) == 5
 
 
-def test_editable_installs_of_both_kinds_are_packed(other: SmallEnvironment, tmp_path: Path):
+def test_editable_installs_are_packed_and_stale_bytecode_is_not(other: SmallEnvironment, tmp_path: Path):
+    other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
+    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports and so recompiles this file
+    changed.write_text(changed.read_text() + "# changed\n")
     for name in ("by_line", "by_hook"):
         package = tmp_path / name / "src" / name
         (package / "inner").mkdir(parents=True)
@@ -128,6 +132,9 @@ def test_editable_installs_of_both_kinds_are_packed(other: SmallEnvironment, tmp
             file = tar.extractfile(f"{inside}{name}/inner/data.txt")
             assert file.read() == name.encode()
         assert not [name for name in tar.getnames() if "__editable__" in name]
+        compiled = [name.rpartition("/")[2] for name in tar.getnames() if "/psutil/__pycache__/" in name]
+    assert not [name for name in compiled if name.startswith("_pswindows.")]
+    assert [name for name in compiled if name.startswith("_psosx.")]
 
 
 @pytest.mark.long
@@ -158,36 +165,6 @@ def test_unknown_kind_of_editable_install_is_refused(other: SmallEnvironment):
     )
     assert "odd is an editable install of /somewhere/odd" in said
     assert "pip install /somewhere/odd" in said
-
-
-@pytest.mark.long
-def test_current_bytecode_is_packed(small: SmallEnvironment, tmp_path: Path):
-    small.run("import compileall, msgspec; compileall.compile_dir(msgspec.__path__[0], quiet=1)")
-    folder = tmp_path / "unpacked"
-    sources = list((small.packages / "msgspec").glob("*.py"))
-    members = []
-    for source in sources:
-        compiled = Path(importlib.util.cache_from_source(str(source)))
-        members.append(ArchiveMember(f"m/{source.name}", str(source), source.stat().st_size))
-        members.append(
-            ArchiveMember(f"m/__pycache__/{compiled.name}", str(compiled), compiled.stat().st_size, MemberKind.BYTECODE)
-        )
-    write_archive(tmp_path / "m.tar.gz", members)
-    unpack(tmp_path / "m.tar.gz", folder)
-    for source in sources:
-        compiled = Path(importlib.util.cache_from_source(str(folder / "m" / source.name)))
-        said = int.from_bytes(compiled.read_bytes()[8:12], "little")
-        assert said == int((folder / "m" / source.name).stat().st_mtime) == TIME_S
-
-
-def test_stale_bytecode_is_not_packed(other: SmallEnvironment):
-    other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
-    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports and so recompiles this file
-    changed.write_text(changed.read_text() + "# changed\n")
-    with tarfile.open(pack(other, "python3").packages.source) as tar:
-        names = [name.rpartition("/")[2] for name in tar.getnames() if "/psutil/__pycache__/" in name]
-    assert not [name for name in names if name.startswith("_pswindows.")]
-    assert [name for name in names if name.startswith("_psosx.")]
 
 
 def test_progress_is_reported_and_plain_tools_read_the_archive(tmp_path: Path):

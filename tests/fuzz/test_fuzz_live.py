@@ -1,5 +1,3 @@
-"""A live manager and pilot survive thousands of damaged frames with valid keys."""
-
 from __future__ import annotations
 
 import random
@@ -19,7 +17,7 @@ from stoker.protocol import to_client, to_manager, to_pilot, wire
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.ids import CLIENT_SHIFT, CallId
 
-FRAMES = 3000
+FRAMES = 1000
 SEED = 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 
 from benchmarks.reliability.fuzz import fuzz, run_lives
 from benchmarks.reliability.fuzz_files import targets
-from benchmarks.reliability.fuzz_inputs import Target, damage_bytes
+from benchmarks.reliability.fuzz_inputs import Target
 
-COUNTS = [100, pytest.param(2000, marks=pytest.mark.long)]
-SEED = 11
+COUNT, SEED = 100, 11
 
 
 def readers() -> list[str]:
@@ -37,24 +35,22 @@ def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     return {target.name: target for target in targets(tmp_path_factory.mktemp("inputs"), seed=SEED)}
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", readers())
-def test_readers_raise_only_declared_errors(name: str, count: int, by_name: dict[str, Target]) -> None:
+def test_readers_raise_only_declared_errors(name: str, by_name: dict[str, Target]) -> None:
     reader = by_name[name]
     for data in reader.right if reader.complete else ():
         reader.read(data)
     found: list[dict[str, Any]] = []
-    counts = fuzz([reader], count=count, seed=SEED, found=found.append)
+    counts = fuzz([reader], count=COUNT, seed=SEED, found=found.append)
     assert not found, f"{len(found)} finds, the first: {found[0]['data']}\n{found[0]['wrong']}"
     inputs, refused, _ = counts[name]
-    assert inputs == count
+    assert inputs == COUNT
     assert refused > 0 or not reader.declared, "no damaged input was refused"
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.long)])
-def test_pilot_cores_keep_their_invariants(count: int) -> None:
+def test_pilot_cores_keep_their_invariants() -> None:
     found: list[dict[str, Any]] = []
-    run_lives(count=count, seed=SEED, found=found.append)
+    run_lives(count=50, seed=SEED, found=found.append)
     assert not found, found[0]
 
 
@@ -69,11 +65,3 @@ def test_reader_with_an_undeclared_error_is_found() -> None:
     assert "KeyError: 'not declared'" in found[0]["wrong"]
     with pytest.raises(KeyError):
         read(bytes.fromhex(found[0]["data"]))
-
-
-def test_damage_is_equal_for_an_equal_seed() -> None:
-    one, other = random.Random(5), random.Random(5)
-    data = bytes(range(100))
-    assert [damage_bytes(one, data, [data]) for _ in range(50)] == [
-        damage_bytes(other, data, [data]) for _ in range(50)
-    ]

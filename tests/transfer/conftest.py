@@ -10,7 +10,7 @@ import pytest
 # make `benchmarks` importable for its network namespaces
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from transfer.hosts import KEY, Host, Original
+from transfer.hosts import KEY, FaultyRelay, Host, Original
 
 from stoker.contexts.manifest import PART_BYTES
 
@@ -30,6 +30,21 @@ def host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
 
     yield make
     for one in made:
+        one.close()
+
+
+@pytest.fixture
+def relay() -> Iterator[Callable[..., FaultyRelay]]:
+    """Return a function that makes a relay in front of a host. The relays end with the test."""
+    made: list[FaultyRelay] = []
+
+    def make(host: Host, **more: object) -> FaultyRelay:
+        made.append(FaultyRelay(host.server.address, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.frozen.clear()
         one.close()
 
 

@@ -28,8 +28,6 @@ until = partial(peers.until, seconds=WAIT_S)
 
 
 class Original:
-    """The source of a test object."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ref = object_of(path)
@@ -89,8 +87,6 @@ class Host:
 
 
 class Running:
-    """A fetch on another thread."""
-
     def __init__(self, fetch: ObjectFetch, *, alone_s: float = float("inf")) -> None:
         self.outcome: FetchOutcome | None = None
         self.error: Exception | None = None

@@ -1,5 +1,3 @@
-"""Transfer objects between pilots in network namespaces, with a real manager and seed."""
-
 from __future__ import annotations
 
 import pytest
@@ -10,6 +8,9 @@ from benchmarks.harness import run_side
 SIZE = 12_000_000
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(autouse=True)
 def _network() -> None:
     reason = why_not()
@@ -17,7 +18,6 @@ def _network() -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.slow
 def test_object_leaves_its_host_once() -> None:
     found = run_side(
         "benchmarks.engine.transfers", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
@@ -28,17 +28,8 @@ def test_object_leaves_its_host_once() -> None:
 
 
 def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
-    found = run_side(
-        "benchmarks.engine.transfers",
-        "--pilots",
-        "2",
-        "--bytes",
-        str(SIZE),
-        "--rate",
-        "1gbit",
-        "--parted",
-        timeout_s=200,
-    )
+    options = ("--pilots", "2", "--bytes", str(SIZE), "--rate", "1gbit", "--parted")
+    found = run_side("benchmarks.engine.transfers", *options, timeout_s=200)
     assert found["origin_bytes"] == 2 * SIZE
     assert found["peer_bytes"] == 0
     said = " ".join(found["status"].split())

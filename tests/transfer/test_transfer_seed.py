@@ -1,5 +1,3 @@
-"""Test the seed of a session: served and stored files, lifetime, and clients with only Python."""
-
 from __future__ import annotations
 
 import json
@@ -18,7 +16,7 @@ import stoker
 from stoker.contexts.objects import matches, publish
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.fetch import SEED_FILE, get, put, read_key
+from stoker.pilot.transfer.fetch import SEED_FILE, get, put
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 Start = Callable[[], subprocess.Popen[bytes]]
@@ -33,6 +31,11 @@ def session(tmp_path: Path) -> SessionFolder:
     return folder
 
 
+def seed_process(session: SessionFolder, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path), *options]
+    return subprocess.Popen(command)
+
+
 @pytest.fixture
 def start(session: SessionFolder) -> Iterator[Start]:
     made: list[subprocess.Popen[bytes]] = []
@@ -40,8 +43,7 @@ def start(session: SessionFolder) -> Iterator[Start]:
     def run() -> subprocess.Popen[bytes]:
         file = session.path / SEED_FILE
         before = file.stat().st_mtime_ns if file.exists() else 0
-        command = [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)]
-        made.append(subprocess.Popen(command))
+        made.append(seed_process(session))
         until(lambda: file.exists() and file.stat().st_mtime_ns != before, what="a seed that listens")
         return made[-1]
 
@@ -55,17 +57,20 @@ def address(session: SessionFolder) -> str:
     return (session.path / SEED_FILE).read_text()
 
 
-def test_key_is_read_from_the_session_folder(session: SessionFolder) -> None:
-    assert read_key(session.key_file("transfer")) == KEY
-
-
-def test_published_objects_are_served(
+def test_published_objects_are_served_to_clients_with_the_key(
     start: Start, session: SessionFolder, host: Callable[..., Host], big: Original, folder: Original, tmp_path: Path
 ) -> None:
     start()
     publish(session.objects, (big.ref,))
     seed = ObjectSource(address=address(session), label="seed", origin=True)
     assert host().get(big, seed).origin_bytes == big.ref.size_bytes
+    for use in (
+        lambda: get(big.name, tmp_path / "out", addresses=[seed.address], key=bytes(32)),
+        lambda: put("result-1-0123456789ab", [b"x"], address=seed.address, key=bytes(32)),
+    ):
+        with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
+            use()
+    assert not (session.objects / "result-1-0123456789ab").exists()
     taker = host()
     with pytest.raises(wire.PeerError, match="does not have the object"):
         taker.get(folder, seed)
@@ -99,39 +104,21 @@ def test_arguments_are_served_and_results_accepted(
 
 def test_incomplete_result_leaves_no_file(start: Start, session: SessionFolder) -> None:
     start()
-    channel = wire.connect(address(session), key=KEY)
-    channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 100, "sha256": "0" * 64})
-    assert channel.receive()["go"]
-    channel.send_body(b"half")
-    channel.close()
-    until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
-    channel = wire.connect(address(session), key=KEY)
-    channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 4, "sha256": "0" * 64})
-    assert channel.receive()["go"]
-    channel.send_body(b"half")
-    assert "changed in transit" in channel.receive()["text"]
-    channel.close()
-    until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
-
-
-def test_client_without_the_key_can_neither_read_nor_write(
-    start: Start, session: SessionFolder, big: Original, tmp_path: Path
-) -> None:
-    start()
-    publish(session.objects, (big.ref,))
-    with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
-        get(big.name, tmp_path / "x", addresses=[address(session)], key=bytes(32))
-    with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
-        put("result-1-0123456789ab", [b"x"], address=address(session), key=bytes(32))
-    assert not (session.objects / "result-1-0123456789ab").exists()
+    for size in (100, 4):
+        channel = wire.connect(address(session), key=KEY)
+        channel.send({"op": "put", "name": "result-1-0123456789ab", "size": size, "sha256": "0" * 64})
+        assert channel.receive()["go"]
+        channel.send_body(b"half")
+        if size == 4:
+            assert "changed in transit" in channel.receive()["text"]
+        channel.close()
+        until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
 
 
 def test_killed_seed_is_replaced_at_the_same_address(start: Start, session: SessionFolder) -> None:
     first = start()
     there = address(session)
-    waiting = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)]
-    )
+    waiting = seed_process(session)
     try:
         file = session.path / SEED_FILE
         before = file.stat().st_mtime_ns
@@ -148,7 +135,7 @@ def test_killed_seed_is_replaced_at_the_same_address(start: Start, session: Sess
 def test_seed_that_cannot_write_its_address_serves_and_retries(session: SessionFolder) -> None:
     in_its_way = session.path / SEED_FILE
     in_its_way.mkdir()
-    seed = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)])
+    seed = seed_process(session)
     try:
         log = session.path / "seed.log"
         until(
@@ -166,8 +153,7 @@ def test_waiting_seed_exits_with_the_manager_that_started_it(start: Start, sessi
     serving = start()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(20)
-    words = ["--session", str(session.path), "--parent", str(gone.pid)]
-    waiting = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", *words])
+    waiting = seed_process(session, "--parent", str(gone.pid))
     assert waiting.wait(20) == 0
     assert serving.poll() is None
 
@@ -187,12 +173,8 @@ def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, b
     start()
     publish(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent
-    for name in (
-        "connections",
-        "errors",
-        "contexts/manifest",
-        *(f"pilot/transfer/{path.stem}" for path in _carried(root)),
-    ):
+    transfer = [path.stem for path in (root / "pilot" / "transfer").glob("*.py") if path.stem != "seed"]
+    for name in ("connections", "errors", "contexts/manifest", *(f"pilot/transfer/{stem}" for stem in transfer)):
         place = carried / "stoker" / f"{name}.py"
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / f"{name}.py", place)
@@ -208,14 +190,8 @@ def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, b
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(session.key_file("transfer")), big.name,
          str(tmp_path / "archive"), address(session)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == big.ref.size_bytes
     assert matches(tmp_path / "archive", big.ref)
-
-
-def _carried(root: Path) -> list[Path]:
-    return [path for path in (root / "pilot" / "transfer").glob("*.py") if path.stem != "seed"]
