@@ -12,13 +12,16 @@ Each seed measures, with the same models and devices, one gateway after the othe
 4. Requests that `slinfer` refused, each replayed among the requests that it accepted shortly before and after, under a
    policy that refuses none (`gateway_objectives_policy.py`); and as many accepted requests, for comparison.
 
-    python -m benchmarks.serving.gateway_objectives --seed 1
+With `--paced`, a stand-in takes the place of the devices' processors (`paced_devices`).
+
+    python -m benchmarks.serving.gateway_objectives --seed 1 [--paced]
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -40,10 +43,14 @@ from free_port import free_port
 from tiny_model import write_tiny_model
 
 from benchmarks.harness import ROOT, machine, missing, run_side, side_options, until
-from benchmarks.serving.gateway_objectives_world import Length, measured_delays, simulated_met
+from benchmarks.serving.gateway_objectives_policy import accepting
+from benchmarks.serving.gateway_objectives_world import Delayed, Length, measured_delays, simulated_lateness
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import state_folder
+from stoker.manager.core.seams import Policies
 from stoker.manager.policies.named import named
+from stoker.manager.policies.slinfer import validation
+from stoker.pilot.core import turns
 from stoker.protocol.calls import Objective
 
 NAME, TITLE = "gateway_objectives", "three models on two devices behind the gateway: objectives met"
@@ -64,10 +71,13 @@ PROMPT, OUTPUT = (20, 200), (10, 80)
 """Shortest and longest prompt and answer, in tokens; a token is a letter."""
 REPLAYED = 8
 """Most refused requests that a seed replays."""
+REPLAYED_SIMULATED, MARGINS = 60, (1.1, 1.0)
+"""Most refused requests that are replayed in the simulator, with each factor on step times in the validation."""
 BEFORE_S = 4.0
 """Accepted requests of these seconds before a refused one are replayed with it."""
 BARS = {"more": 0.1, "late": 90.0, "apart": 5.0}
 POLICY = ROOT / "benchmarks" / "serving" / "gateway_objectives_policy.py"
+PACED_DEVICES = ROOT / "benchmarks" / "serving" / "paced_devices"
 SITE = '[pilot]\ndevices = "cpu:2"\ninit_blocks = 1\nmax_blocks = 1\n[policy]\nname = "{policy}"\n'
 MEMORY_BYTES = 1_000_000_000
 MODEL = '[models.model-{number}]\npath = "models/{number}"\nmemory = "1 GB"\nmin = 1\n{objectives}'
@@ -265,13 +275,11 @@ def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
             outcomes[policy] = asyncio.run(send(port, requests))
             cases = refused_offers(port) - before
         found[policy] = {"rehearsed": rehearsed, "offers": cases, **figures(requests, outcomes[policy], wanted)}
-        found[policy]["simulated"] = simulated_met(
-            [Length(each.at_s, each.model, len(each.prompt), each.output) for each in requests], delayed,
-            Objective(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s), named(policy).make(), models=MODELS,
-            memory_bytes=MEMORY_BYTES,
-        )  # fmt: skip
+        late = simulated(requests, named(policy).make(), delayed, wanted)
+        found[policy]["simulated"] = 100 * sum(each <= 0 for each in late) / max(1, len(late))
     found["delays"] = {"message_s": delayed.message_s, "load_s": delayed.load_s}
     found["replays"] = replay_requests(folder, requests, outcomes["slinfer"], wanted, seed=seed)
+    found["margins"] = {f"{margin:g}": late_without_noise(requests, delayed, wanted, margin) for margin in MARGINS}
     found["load"].append(os.getloadavg()[0])
     return found
 
@@ -319,17 +327,57 @@ def replay_requests(
     return found
 
 
+def simulated(requests: Sequence[Request], policies: Policies, delayed: Delayed, wanted: Wanted) -> list[float]:
+    lengths = [Length(each.at_s, each.model, len(each.prompt), each.output) for each in requests]
+    objective = Objective(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
+    return simulated_lateness(lengths, delayed, objective, policies, models=MODELS, memory_bytes=MEMORY_BYTES)
+
+
+def late_without_noise(
+    requests: Sequence[Request], delayed: Delayed, wanted: Wanted, margin: float
+) -> dict[str, float]:
+    """Refuse and replay requests in the simulator, where each step takes the time that the forecast assumes.
+
+    Only `margin`, the factor on step times in the shadow validation, then makes a forecast wrong.
+    """
+    before = turns.OVERESTIMATE
+    turns.OVERESTIMATE = validation.OVERESTIMATE = margin
+    try:
+        late = simulated(requests, named("slinfer").make(), delayed, wanted)
+    finally:
+        turns.OVERESTIMATE = validation.OVERESTIMATE = before
+    refused = [number for number, each in enumerate(late) if each == math.inf]
+    found = {"met": 100 * sum(each <= 0 for each in late) / max(1, len(late)), "late": 0, "harm": 0, "of": 0}
+    for at in random.Random(f"margins/{margin}").sample(refused, min(REPLAYED_SIMULATED, len(refused))):
+        accepted = [each < math.inf for each in late]
+        some = requests_around(requests, accepted, at, after_s=wanted.ttft_s + wanted.tpot_s * requests[at].output)
+        start = requests[some[0]].at_s
+        moved = [msgspec.structs.replace(requests[n], at_s=requests[n].at_s - start) for n in some]
+        again = dict(zip(some, simulated(moved, accepting(), delayed, wanted), strict=True))
+        found["of"] += 1
+        found["late"] += again[at] > 0
+        found["harm"] += again[at] <= 0 and any(again[n] > 0 >= late[n] for n in some if n != at)
+    return found
+
+
 # ---- the table
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    return measured_table(NAME, TITLE, say, quick=quick)
+
+
+def measured_table(
+    name: str, title: str, say: Callable[[str], None], *options: str, quick: bool, seeds: Sequence[int] = SEEDS
+) -> Table:
     if reason := missing("torch", "transformers", "tokenizers", "safetensors", "starlette", "pytest"):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+        return Table(name=name, title=title, skipped=reason)
     runs = []
-    for seed in SEEDS[:1] if quick else SEEDS:
-        runs.append(run_side(SIDE, "--seed", str(seed), "--for-s", str(10.0 if quick else FOR_S), timeout_s=1800.0))
+    for seed in seeds[:1] if quick else seeds:
+        for_s = str(10.0 if quick else FOR_S)
+        runs.append(run_side(SIDE, "--seed", str(seed), "--for-s", for_s, *options, timeout_s=1800.0))
         say(run_summary(runs[-1]))
-    return table_of(runs)
+    return msgspec.structs.replace(table_of(runs), name=name, title=title)
 
 
 def run_summary(run: dict[str, Any]) -> str:
@@ -344,11 +392,16 @@ def run_summary(run: dict[str, Any]) -> str:
         f"{name} {each['late']} late and {each['harm']} at the cost of another, of {each['of']}"
         for name, each in run["replays"].items()
     )
+    margins = ", ".join(
+        f"margin {margin}: {each['met']:.1f} % met, {each['late']} late and {each['harm']} at the cost of another, of"
+        f" {each['of']}"
+        for margin, each in run["margins"].items()
+    )
     return (
         f"seed {run['seed']}: {run['requests']} requests at {SHARE:.0%} of {run['capacity']:.1f}/s, objectives"
         f" {run['ttft_s']:.3f} s and {1000 * run['tpot_s']:.1f} ms; {sides}; simulated with"
         f" messages of {1000 * run['delays']['message_s']:.1f} ms and loads of {run['delays']['load_s']:.1f} s;"
-        f" replayed: {replays}; load"
+        f" replayed: {replays}; replayed in the simulator: {margins}; load"
         f" {', '.join(f'{each:.1f}' for each in run['load'])}"
     )
 
@@ -382,13 +435,17 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    asked = side_options(__doc__, seed=1, for_s=FOR_S)
+    asked = side_options(__doc__, seed=1, for_s=FOR_S, paced=False)
     with tempfile.TemporaryDirectory(prefix="objectives-") as place:
         folder = Path(place)
         os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
+        if asked.paced:
+            os.environ["PYTHONPATH"] = os.pathsep.join([str(PACED_DEVICES), os.environ.get("PYTHONPATH", "")])
+            os.environ["PACED_DEVICES"] = place
         (folder / "models").mkdir()
         for number in range(MODELS):
-            write_tiny_model(folder / "models" / str(number), seed=number, layers=LAYERS, ends=False, ascii_only=True)
+            layers = 2 if asked.paced else LAYERS
+            write_tiny_model(folder / "models" / str(number), seed=number, layers=layers, ends=False, ascii_only=True)
         found = measured(folder, seed=asked.seed, for_s=asked.for_s)
     sys.stdout.write(json.dumps({"machine": machine(), **found}) + "\n")
 

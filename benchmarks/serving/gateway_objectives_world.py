@@ -11,6 +11,7 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -61,11 +62,11 @@ def measured_delays(file: Path, *, ttft_s: float, prompt: int) -> Delayed:
     return Delayed(times, float(load_s), max(0.0, (ttft_s - prefill_s) / 2))
 
 
-def simulated_met(
+def simulated_lateness(
     requests: Sequence[Length], delayed: Delayed, objective: Objective, policies: Policies, *, models: int,
     memory_bytes: int,
-) -> float:  # fmt: skip
-    """Return the percentage of requests whose tokens are all in time."""
+) -> list[float]:  # fmt: skip
+    """Return by how many seconds the latest token of each request is late (negative: early; infinity: refused)."""
     warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in range(models)]
     asked = [
         Arrival(
@@ -84,8 +85,13 @@ def simulated_met(
             came.append(call)
         elif what == Happened.TOKEN_LATE:
             late[call] = value
-    met = [late.get(call, math.inf) <= 0 for call in came[models:]]
-    return 100 * sum(met) / max(1, len(met))
+    return [late.get(call, math.inf) for call in came[models:]]
+
+
+def simulated_met(requests: Sequence[Length], *of_run: Any, **sizes: int) -> float:
+    """Return the percentage of requests whose tokens are all in time (`simulated_lateness`)."""
+    late = simulated_lateness(requests, *of_run, **sizes)
+    return 100 * sum(each <= 0 for each in late) / max(1, len(late))
 
 
 def _world(delayed: Delayed, *, models: int, memory_bytes: int) -> World:
