@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from cli.command_line import Stoker
-from faults.world import World
 from free_port import free_port
 from gateway.browser import browser_path, headless
 from gateway.metrics_queried import has_metric, metrics_queried
@@ -47,9 +46,7 @@ EVENTS = {"Accept": "text/event-stream"}
 class RunningDashboard:
     def __init__(self, folder: Path, *options: str) -> None:
         command = [*SERVE, "dashboard", *options, "--json"]
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )  # fmt: skip
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.facts: dict = {}
 
     def start(self) -> RunningDashboard:
@@ -86,12 +83,6 @@ class RunningDashboard:
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=LIMIT_S)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with World(tmp_path_factory.mktemp("world")).entered(limit_s=LIMIT_S) as world:
-        yield world
 
 
 @pytest.fixture(scope="module")
@@ -137,18 +128,13 @@ def test_events_show_progress_and_the_history(dashboard):
     assert last["maps"][0]["done"] > first["maps"][0]["done"]
 
 
-def test_metrics_of_a_session_have_the_names_of_vllm(dashboard):
+def test_session_has_the_metrics_that_grafana_queries(dashboard):
     until(lambda: dashboard.figures()["failures"], why="a failure")
     text = httpx.get(f"{dashboard.url}/metrics", timeout=LIMIT_S).text
     for name in ("num_requests_running", "num_requests_waiting", "libraries", "run_seconds_total"):
         assert re.search(rf'^stoker_{name}{{model_name="table-\w+"', text, re.MULTILINE), name
     assert re.search(r'^stoker_calls_total{finished_reason="failed"} [1-9]', text, re.MULTILINE)
     assert "stoker_session_up 1.0" in text
-
-
-def test_grafana_queries_metrics_that_a_session_has(dashboard):
-    until(lambda: dashboard.figures()["failures"], why="a failure")
-    text = httpx.get(f"{dashboard.url}/metrics", timeout=LIMIT_S).text
     queried = metrics_queried(httpx.get(f"{dashboard.url}/grafana.json", timeout=LIMIT_S).json(), row="Session")
     assert len(queried) > 15
     assert [name for name in queried if not has_metric(text, name)] == []

@@ -27,7 +27,6 @@ from gateway.asking import (
     client_at,
     client_of,
     figures,
-    is_refused,
     model_of,
     preflight_of,
     text_of,
@@ -130,34 +129,6 @@ def test_gateway_ends_with_its_session_and_serves_again(gateway, world):
     assert "the same command serves again, at the same address" in said
     gateway.start()
     assert (gateway.url, gateway.session == session) == (url, False)
-    with client_of(gateway) as client:
-        assert chat(client).choices
-
-
-@pytest.mark.long
-def test_key_limits_hold_until_the_key_is_removed(gateway, world):
-    key = keys("add", "ana", "--requests-per-minute", "1", "--concurrent", "1")
-    try:
-        with client_of(gateway) as nobody, pytest.raises(openai.AuthenticationError) as refused:
-            chat(nobody)
-        assert refused.value.code == "invalid_api_key"
-        assert httpx.get(f"{gateway.url}/health", timeout=LIMIT_S).status_code == 200
-        assert httpx.get(f"{gateway.url}/metrics", timeout=LIMIT_S).status_code == 401
-        with client_of(gateway, key) as ana:
-            stream = chat(ana, stream=True, max_tokens=1500)
-            next(iter(stream))
-            with pytest.raises(openai.RateLimitError) as limited:
-                chat(ana)
-            assert limited.value.code == "concurrent_requests"
-            stream.close()
-            limited = until(lambda: is_refused(ana, "requests_per_minute"), why="the stream's place is free again")
-            assert 1 <= int(limited.response.headers["retry-after"]) <= 60
-        assert "1 requests a minute, 1 at a time" in keys("list")
-        keys("remove", "ana")
-        with client_of(gateway, key) as ana, pytest.raises(openai.AuthenticationError):
-            chat(ana)
-    finally:
-        (world.home / "serve" / "keys.json").unlink()
     with client_of(gateway) as client:
         assert chat(client).choices
 
@@ -385,21 +356,6 @@ def test_model_with_max_one_gets_no_second_library(gateway):
     assert all(one.result().choices for one in asked)
     assert max(seen) <= 1  # a sample may miss the library; the count below does not
     until(lambda: loads() == before + 1, why="one load served them all")
-
-
-@pytest.mark.long
-def test_idle_model_goes_cold_and_the_next_request_wakes_it(gateway, world):
-    def is_cold():
-        return model_of(gateway, "fleeting")["state"] == "cold"
-
-    with client_of(gateway) as client:
-        assert chat(client, model="fleeting").choices
-        until(is_cold, why="a second of idling is over")
-        assert chat(client, model="fleeting").choices
-        kill([world.manager()])
-        assert chat(client, model="fleeting").choices
-        until(is_cold, why="a restarted manager continues its counts")
-        assert chat(client, model="fleeting").choices
 
 
 @pytest.mark.long

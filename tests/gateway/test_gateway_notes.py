@@ -38,16 +38,9 @@ STATUS = Status(
     libraries=(library(1, "llama-1", "n014"), library(2, "llama-1", "n015"), library(3, "qwen-1", "n014")),
 )  # fmt: skip
 LLAMA = ServedModelFigures(
-    "llama-8b",
-    "llama",
-    "llama-1",
-    running=14,
-    tokens_per_s=1210.2,
-    ttft_s=0.213,
-    ttft_objective_s=1.0,
-    met=0.997,
+    "llama-8b", "llama", "llama-1", running=14, tokens_per_s=1210.2, ttft_s=0.213, ttft_objective_s=1.0, met=0.997,
     refused=1204,
-)
+)  # fmt: skip
 QWEN = ServedModelFigures("qwen-7b", "qwen", "qwen-1")
 COLD = ServedModelFigures("mixtral", "mixtral", "mixtral-1")
 NOTE = GatewayNote("http://127.0.0.1:8000", "login3", 4711, (LLAMA, QWEN, COLD), at=100.0)

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
-from stoker.apps.common.openai_answers import Choice, TextBegun, TextEnded, TokenPiece
+from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import session_metrics
-from stoker.apps.gateway.answering import estimate_request_tokens, likeliest, parse_model_request
+from stoker.apps.gateway.answering import estimate_request_tokens, parse_model_request
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
@@ -61,22 +61,16 @@ def test_model_has_its_settings_and_the_defaults(tmp_path):
         ('[models.a]\npath = "x"\nmemory = 16\n', "line 3: [models.a] memory: 16 is not a size: the unit of 16 is"),
         ('[models.a]\npath = "x"\npaht = 1\n', "line 3: [models.a] paht is not a setting; did you mean path"),
         ('[models.a]\nkind = "chat"\n', "models.toml: line 1: [models.a] path is missing"),
-        ('[models.a]\npath = "x"\nttft = 3\n', "models.toml: line 3: [models.a] ttft: 3 is not a duration"),
         ('[models.a]\npath = "x"\nkind = "chta"\n', "[models.a] kind = 'chta' is not available; did you mean 'chat'"),
         ('[models.a]\npath = "x"\n[models.b]\npath = "y"\nmin = -1\n', "line 5: [models.b] min must be"),
-        ('[models.a]\npath = "x"\nengine = "vlm"\n', "[models.a] engine = 'vlm' is not available"),
         ('[models.a]\npath = "x"\ncold = "no"\n', "cold = 'no' is not available; there are 'wait', 'refuse'"),
-        ('[models.a]\npath = "x"\ncold = "refused"\n', "cold = 'refused' is not available; did you mean 'refuse'?"),
         ('[models.a]\npath = "x"\ndtype = "int8"\n', "dtype = 'int8' is not available; there are auto, float32, b"),
         ('[models.a]\npath = "x"\nkind = "embedding"\nengine = "vllm"\n', "[models.a] engine is for models that"),
         ('[models.a]\npath = "x"\nkind = "embedding"\ngraphs = true\n', "[models.a] graphs is for models that"),
         ('[models.a]\npath = "x"\nengine = "vllm"\ngraphs = true\n', '"continuous"; vllm does not support it'),
         ('[models.a]\npath = "x"\ndevices = 2\ngraphs = true\n', "leave out graphs or devices"),
-        ('[models.a]\npath = "x"\ndevices = 0\n', "line 3: [models.a] devices must be"),
         ('[models.a]\npath = "x"\nkind = "embedding"\ndevices = 2\n', "an embedding model runs on one"),
-        ('[models.a]\npath = "x"\ngraphs = "yes"\n', "line 3: [models.a] graphs"),
         ('[models.a]\npath = "x"\nmin = 3\nmax = 2\n', "[models.a] min = 3 is more than max = 2"),
-        ('[models.a]\npath = "x"\nmax = 0\n', "models.toml: line 3: [models.a] max must be"),
         ('[models.a]\npath = "x"\nkeep_alive = 1\n', "line 3: [models.a] keep_alive: 1 is not a duration"),
         ("[models]\n", "names no model"),
         ("[models.a\n", "line 1: not TOML"),
@@ -228,10 +222,8 @@ def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
 
 
 def test_left_request_counts_its_requested_tokens():
-    assert estimate_request_tokens(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == (
-        10,
-        100,
-    )
+    two = asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)
+    assert estimate_request_tokens(two) == (10, 100)
     assert estimate_request_tokens(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
     assert estimate_request_tokens(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == (3, 0)
     assert estimate_request_tokens(asked()) == (1, 1000)
@@ -242,19 +234,6 @@ def test_token_ids_are_prompts_of_their_own():
     assert [(one.ids, one.texts) for one in found.choices] == [(((1, 2),), ())] * 2 + [(((3,),), ())] * 2
     assert (found.prompts, estimate_request_tokens(found)) == (2, (3, 20))
     assert asked(Endpoint.COMPLETIONS, prompt=[1, 2]).request.ids == ((1, 2),)
-
-
-def test_best_of_asks_for_candidates_with_likelihoods():
-    found = asked(Endpoint.COMPLETIONS, prompt=["a", "b"], n=2, best_of=3, seed=7)
-    assert [one.sampling.seed for one in found.choices] == list(range(7, 13))
-    assert {one.sampling.logprobs for one in found.choices} == {0}
-    assert (found.best, found.request.sampling.logprobs) == (2, -1)
-    assert asked(Endpoint.COMPLETIONS, prompt="a", n=3, best_of=3).best == 0
-    choices = [Choice(text, "stop", 1, 2, ((text, 0.0, ()), (text, mean, ()))) for text, mean in
-               (("a", -3.0), ("b", -1.0), ("c", -2.0), ("d", -9.0), ("e", -8.0), ("f", -7.0))]  # fmt: skip
-    echoed = msgspec.structs.replace(choices[0], text="echo", logprobs=(("p", None, ()), *choices[1].logprobs))
-    assert [one.text for one in likeliest(choices, per_prompt=3, best=2)] == ["b", "c", "f", "e"]
-    assert [one.text for one in likeliest([choices[2], echoed], per_prompt=2, best=1)] == ["echo"]
 
 
 @pytest.mark.parametrize(
@@ -286,8 +265,7 @@ def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, pa
         ({"n": 0}, "n"), ({"n": True}, "n"), ({"n": 129}, "n"), ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
-        ({"functions": [{"name": "f"}]}, "functions"), ({"temperature": 9}, "temperature"),
-        ({"response_format": {"type": "json_objekt"}}, "response_format"), ({"tempreature": 1}, "tempreature"),
+        ({"tempreature": 1}, "tempreature"),
     ],
 )  # fmt: skip
 def test_unsupported_request_is_refused_by_field(body, param):
@@ -325,9 +303,7 @@ def test_choices_of_one_prompt_count_it_once():
 
 
 def test_each_chunk_has_the_tokens_so_far_if_asked():
-    chunks = Chunks(
-        endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True
-    )  # fmt: skip
+    chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True)
     events = chunks.events(0, [TextBegun(3), "a", "b", TextEnded("stop", 2)]).decode().split("\n\n")[:-1]
     found = [json.loads(event.removeprefix("data: "))["usage"]["total_tokens"] for event in events]
     assert found == [3, 4, 5, 5]

@@ -6,7 +6,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 
 import pytest
@@ -81,23 +80,6 @@ def test_usage_file_is_readable_by_its_owner_alone(file):
     assert file.read(ALL) == []
     file.add({(today(), "ana", "small"): UsageCount(1)})
     assert file.path.stat().st_mode & 0o077 == 0
-
-
-def test_two_gateways_on_one_file_add_up(file, monkeypatch):
-    monkeypatch.setattr(usage, "_LOCKED_S", 60.0)
-
-    def serve() -> None:
-        recorder = UsageRecorder(file)
-        for _ in range(10):
-            count(recorder)
-            recorder.flush()
-
-    gateways = [threading.Thread(target=serve) for _ in range(2)]
-    for gateway in gateways:
-        gateway.start()
-    for gateway in gateways:
-        gateway.join()
-    assert requests_in(file) == {("ana", "small"): 20}
 
 
 def test_locked_file_is_written_later(file, caplog):

@@ -231,28 +231,6 @@ def test_hung_worker_delays_no_figures_of_others(gateway, connect):
         psutil.Process(pid).resume()
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_page_gets_events_from_any_worker(gateway, connect):
-    for _, connection in connect():
-        connection.request("GET", "/status", headers={"Accept": "text/event-stream"})
-        events = connection.getresponse()
-        shown = [json.loads(line[6:]) for line in (events.readline() for _ in range(9)) if line.startswith(b"data: {")]
-        assert shown[0]["workers"]["wanted"] == NUMBER
-        events.close()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_end_of_a_session_ends_all_workers(gateway, connect):
-    connect()
-    found = workers_of(gateway)
-    stoker("down", gateway.session)
-    until(lambda: gateway.has_ended, why="the end of the gateway")
-    assert not any(map(is_running, found))
-    gateway.start("--workers", str(NUMBER))
-
-
 def is_running(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
