@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, TargetTracking, release_one
+from benchmarks.papers.arlo.fleet import Agenda, Fleet, Headroom, TargetTracking
 from benchmarks.papers.arlo.queues import Served, serve
 from benchmarks.papers.arlo.runtime_queues import RuntimeQueues
 from benchmarks.papers.arlo.workload import Trace
@@ -58,11 +58,3 @@ def test_target_tracking_releases_one_per_minute_at_a_low_tail() -> None:
     serve(trace, fleet, agenda, served)
     assert fleet.devices == 2
     assert fleet.device_s(400.0) == pytest.approx(5 * 60 + 4 * 60 + 3 * 60 + 2 * 220, abs=1.0)
-
-
-def test_only_instance_of_the_longest_runtime_is_never_released() -> None:
-    agenda = Agenda()
-    fleet = fleet_of(1, 1, agenda)
-    release_one(fleet, 0.0, least=0)
-    release_one(fleet, 0.0, least=0)
-    assert fleet.counts == [0, 1]

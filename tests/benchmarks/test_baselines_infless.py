@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from core.toy import Toy
 
-from benchmarks.baselines.infless import Infless, Order, Traffic
+from benchmarks.baselines.infless import Infless, Traffic
 from benchmarks.baselines.replicas import ByOrder
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
 from stoker.manager.core.nouns import LibraryState
@@ -99,24 +99,6 @@ def test_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
     assert t.ended["j"].failure.message == "it would be late on as many devices as it may have"  # type: ignore[union-attr]
 
 
-def test_models_share_only_the_count_of_free_devices(lab: Make) -> None:
-    t = lab(pilots=1, keep_alive_s=30.0)
-    job(t, "a1", 45.0).run()
-    ended = t.now
-    job(t, "b1", ended + 60.0, context="b").run()
-    assert starts(t, "b1")[0][0] >= ended + 30.0 + 10.0, "idle instances of a are not taken from it"
-
-
-def test_job_does_not_wait_for_devices_that_others_return_soon(lab: Make) -> None:
-    t = lab(pilots=2, keep_alive_s=1000.0)
-    job(t, "w", 45.0, run_s=30.0)
-    t.run(until=30.0)  # `w` runs on four instances until 40 s
-    job(t, "j", 500.0)
-    t.run()
-    assert t.core.state.contexts["a"].loads == 5
-    assert starts(t, "j")[0][0] == pytest.approx(40.0, abs=0.5)
-
-
 def test_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
     """Job `j` needs two devices; job `w` has three of the four devices until 40 s."""
     began = {}
@@ -131,30 +113,6 @@ def test_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
     assert began[False] < began[True]
 
 
-@pytest.mark.parametrize(("hold", "at", "least", "most"), [(True, 40.0, 1, 4), (False, 45.0, 3, 3), (True, 45.0, 3, 3)])
-def test_two_jobs_never_hold_devices_needed_by_each_other(
-    lab: Make, hold: bool, at: float, least: int, most: int
-) -> None:
-    t = lab(pilots=1, hold=hold)
-    job(t, "a1", at, gang=(least, most))
-    job(t, "b1", at, gang=(least, most), context="b").run()
-    assert t.ended["a1"].ok
-    assert t.ended["b1"].ok
-
-
-@pytest.mark.parametrize(("order", "first"), [(Order.ARRIVAL, "early"), (Order.DEADLINE, "urgent")])
-def test_order_of_the_job_queue_is_a_setting(lab: Make, order: Order, first: str) -> None:
-    t = lab(pilots=1, order=order, keep_alive_s=1000.0)
-    t.call("w1", "w2", "w3", "w4", context="a", items=1, run_s=30.0, gang=(1, 1))
-    t.run(until=20.0)
-    t.call("early", context="a", items=1, gang=(1, 1), objective=due(900.0))
-    t.call("urgent", context="a", items=1, gang=(1, 1), objective=due(300.0))
-    t.call("w5", "w6", "w7", context="a", items=1, gang=(1, 1), run_s=100.0)
-    t.run()
-    begins = {name: starts(t, name)[0][0] for name in ("early", "urgent")}
-    assert begins[first] <= min(begins.values())
-
-
 def test_idle_instances_are_released_after_a_while(lab: Make) -> None:
     t = job(lab(keep_alive_s=30.0), "j", 45.0).run()
     ended = t.now
@@ -162,29 +120,6 @@ def test_idle_instances_are_released_after_a_while(lab: Make) -> None:
     assert hot(t, "a") == 4
     t.run(until=ended + 32.0)
     assert not t.core.state.libraries
-
-
-def test_busy_instances_stay_longer_and_leave_after_the_traffic(lab: Make) -> None:
-    t = lab(window_s=60.0, keep_alive_s=2.0)
-    for n in range(8):  # a job of 20 s every 10 s keeps two or three instances busy
-        t.call(f"j{n}", context="a", items=20, run_s=20.0, gang=(1, 1))
-        t.run(until=t.now + 10.0)
-    assert len(t.core.state.libraries) >= 3
-    t.run()
-    t.run(until=t.now + 5.0)
-    assert t.core.state.libraries
-    t.run(until=t.now + 100.0)
-    assert not t.core.state.libraries
-
-
-def test_traffic_launches_instances_without_a_waiting_job(lab: Make) -> None:
-    t = lab(window_s=30.0, keep_alive_s=1000.0)
-    t.call("w", context="a", run_s=30.0, gang=(1, 1)).run()
-    t.call("j1", "j2", context="a", items=1, run_s=30.0, gang=(1, 1)).call("j3", context="a", run_s=30.0, gang=(1, 1))
-    t.run(until=t.now + 0.5)
-    t.call("j4", context="a", run_s=30.0, gang=(1, 1))
-    t.run(until=t.now + 0.5)
-    assert len(t.core.state.libraries) == 5  # 4 arrivals in 30 s, at 33 s each, need 4.4 instances
 
 
 def test_instances_for_traffic_are_rate_times_job_duration() -> None:

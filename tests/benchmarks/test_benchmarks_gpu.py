@@ -15,8 +15,6 @@ from polling import polls
 
 from benchmarks.gpu import budget, kit, parts, run
 from benchmarks.gpu.bars import FULL_OF_NONE, MET, OF_LIMIT, OF_PINNED, bars
-from benchmarks.gpu.load_parts import load_times_of_origin
-from benchmarks.gpu.page import render
 
 SCRIPT = Path(run.__file__)
 
@@ -113,26 +111,6 @@ def test_selecting_a_part_selects_its_dependencies() -> None:
     assert budget.with_needs(list(budget.PARTS)) == list(budget.PARTS)
 
 
-def test_later_parts_keep_their_typical_times() -> None:
-    slinfer = budget.PARTS["slinfer"]
-    later = ["encoder", "turns"]
-    reserved = sum(budget.PARTS[name].typical_s for name in later)
-    assert budget.allowed_s("slinfer", left_s=300.0, later=later) == 300.0 - reserved
-    assert budget.allowed_s("slinfer", left_s=460.0, later=[]) == slinfer.limit_s
-    assert budget.allowed_s("slinfer", left_s=slinfer.typical_s + 1, later=later) == slinfer.typical_s
-    assert budget.allowed_s("slinfer", left_s=19.0, later=later) == 0.0
-
-
-def test_page_names_skipped_parts_and_reasons() -> None:
-    part = {"name": "gang", "title": "two", "status": "skipped", "seconds": 1.0, "why": "one GPU | here", "numbers": {}}
-    page = render(
-        {"rehearsal": False, "date": "2026-11-22", "machine": "m", "commit": "c", "seconds": 1.0,
-         "counts": {"skipped": 1}, "parts": [part]}
-    )  # fmt: skip
-    assert "| gang | skipped | 1.0 | one GPU \\| here |" in page
-    assert "rehearsal" not in page
-
-
 def measured(*, rehearsal: bool = False) -> dict[str, Any]:
     numbers: dict[str, dict[str, Any]] = {
         "site": {"holds": 12, "not tried": 1},
@@ -173,19 +151,6 @@ def test_site_results_are_grouped_by_promise(tmp_path: Path) -> None:
     file.write_text(json.dumps({"site": "s", "promises": promises}))
     assert suite.numbers(log) == {"holds": 1, "fails": 1, "a pilot starts": "holds", "MIG": "fails: no MIG"}
     assert suite.verdict(0, log)[0] == "failed"
-
-
-@pytest.mark.parametrize(
-    ("origin", "told"),
-    [
-        ("as it is, in 1.1 s", (1.1, 0.0)),
-        ("snapshot (made earlier in 2.2 s), in 85 ms", (0.085, 0.0)),
-        ("as it is, in 0.3 s (3.4 GB of weights in 0.2 s, 17.1 GB/s)", (0.3, 17.1)),
-        ("somehow", (0.0, 0.0)),
-    ],
-)
-def test_rates_are_read_from_the_origin_of_a_model(origin: str, told: tuple[float, float]) -> None:
-    assert load_times_of_origin(origin) == pytest.approx(told)
 
 
 def test_kit_contains_the_requirements_of_stoker() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from benchmarks.serving import model_switch
-from benchmarks.serving.model_switch import first_piece
 from benchmarks.tables import Verdict
 
 
@@ -34,9 +33,3 @@ def test_wake_time_is_judged_against_both_ways_to_load(
     assert beside.cells["ratio"] == [4.0 / asleep_s] * 3
     assert snapshot.cells["ratio"] == [4.0] * 3
     assert {line.verdict() for line in (snapshot, hot)} == {Verdict.NO_BAR}
-
-
-def test_timer_stops_at_the_first_piece_and_later_pieces_are_read() -> None:
-    pieces = iter(["a", "b", "c"])
-    assert first_piece(pieces, since=0.0) > 0
-    assert next(pieces, None) is None

@@ -3,26 +3,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from benchmarks.tuning.prompt_groups import CLUSTER_COUNTS, groupings, similarities, table_of
 from stoker.tuning.bank.candidates import Candidate
-
-
-def test_prompts_in_pairs_resemble_only_their_partner() -> None:
-    """Each of ten directions has two prompts, so only the nearest prompt of a prompt is similar."""
-    features = np.repeat(np.eye(10, dtype=np.float32), 2, axis=0)
-    raw = similarities(features)["raw"]
-    assert raw["top-1"] == [1.0, 1.0, 1.0]
-    assert raw["top-5"] == pytest.approx([0.2, 0.2, 0.2])
-    assert raw["any two"] == [0.0, 0.0, 0.0]
-
-
-def test_scaled_features_remove_the_common_part_of_all_prompts() -> None:
-    features = np.random.default_rng(1).normal(size=(50, 20)).astype(np.float32) + 100.0
-    found = similarities(features)
-    assert found["raw"]["any two"][0] > 0.99
-    assert abs(found["scaled"]["any two"][1]) < 0.1
 
 
 def test_each_cluster_count_is_judged_against_all_scores() -> None:

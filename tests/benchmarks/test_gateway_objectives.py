@@ -6,24 +6,18 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily
 
 from benchmarks.serving.gateway_objectives import (
     MODELS,
-    POLICY,
     Outcome,
     Wanted,
     figures,
-    offers_in,
-    requests_around,
     requests_at,
     table_of,
 )
 from benchmarks.serving.gateway_objectives_world import Delayed, Length, simulated_met
 from benchmarks.tables import Verdict
 from stoker.contexts.step_times import StepCell, StepTimes
-from stoker.manager.live import session_policies
 from stoker.manager.policies.named import named
 from stoker.protocol.calls import Objective
 
@@ -55,16 +49,6 @@ def test_refused_late_and_cut_requests_miss_their_objectives() -> None:
     assert (found["met"], found["statuses"]) == (20.0, {"200": 4, "503": 1})
 
 
-def test_replay_has_the_accepted_requests_around_a_refused_one() -> None:
-    requests = requests_at(1.0, seed=1, for_s=60.0)
-    accepted = [number % 2 == 0 for number in range(len(requests))]
-    some = requests_around(requests, accepted, 21, after_s=3.0)
-    assert 21 in some
-    assert all(accepted[number] for number in some if number != 21)
-    assert all(-4.0 <= requests[number].at_s - requests[21].at_s <= 3.0 for number in some)
-    assert len(some) > 2
-
-
 def test_simulated_requests_meet_feasible_objectives() -> None:
     steps = tuple(StepCell(2.0**power, 64.0, 0.010) for power in range(8))
     delayed = Delayed(StepTimes(steps, steps), load_s=1.0, message_s=0.001)
@@ -93,19 +77,6 @@ def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
             Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(), models=MODELS, memory_bytes=1_000_000_000,
         )  # fmt: skip
         assert met == 100.0, policy
-
-
-def test_refused_offers_of_all_models_are_summed_by_case() -> None:
-    family = CounterMetricFamily("stoker_refused_offers", "Offers", labels=["model_name", "case"])
-    for model, case, count in (("a", "memory", 1), ("a", "decode-round", 2), ("b", "decode-round", 3)):
-        family.add_metric([model, case], count)
-    registry = CollectorRegistry()
-    registry.register(type("Offers", (), {"collect": lambda self: [family]})())
-    assert offers_in(generate_latest(registry).decode()) == {"memory": 1, "decode-round": 5}
-
-
-def test_policy_of_the_replays_can_be_created() -> None:
-    assert session_policies.find(f"{POLICY}:accepting").make().dispatch
 
 
 def run_of(ours: float, theirs: float, *, late: int) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.serving import live_models, live_models_world
-from benchmarks.serving.live_models_world import MODELS, Machine, choose_rate, objective_of, requests_at, simulate
+from benchmarks.serving.live_models_world import Machine, choose_rate, objective_of, requests_at, simulate
 from benchmarks.tables import Verdict
 from stoker.contexts.step_times import StepCell, StepTimes
 
@@ -15,21 +13,6 @@ OBJECTIVE = objective_of(MACHINE.times)
 
 def met(requests, *, weighed=True):
     return simulate(requests, [each.output for each in requests], MACHINE, OBJECTIVE, weighed=weighed).met
-
-
-def test_objectives_are_derived_from_the_step_times():
-    assert (OBJECTIVE.ttft_s, OBJECTIVE.tpot_s) == (pytest.approx(40 * 0.014), pytest.approx(8 * 0.014))
-
-
-def test_rate_changes_only_the_arrival_times_of_requests():
-    slow, fast = requests_at(2.0, seed=1, for_s=20.0), requests_at(8.0, seed=1, for_s=20.0)
-    assert 20 < len(slow) < 60 < len(fast)
-    for one, other in zip(slow, fast, strict=False):
-        assert (one.model, one.prompt, one.output, round(one.at_s, 6)) == (
-            other.model, other.prompt, other.output, round(4 * other.at_s, 6),
-        )  # fmt: skip
-    assert len({each.model for each in fast}) == MODELS
-    assert requests_at(2.0, seed=2, for_s=20.0) != slow
 
 
 def test_few_requests_are_in_time_and_overload_makes_requests_late():

@@ -118,11 +118,3 @@ def test_each_release_runs_a_case_once_and_unknown_cases_are_dropped(
     store: common.Store[tables.Case, Any] = common.Store(kept.values(), write=lambda: told.append("written"))
     store.drop_others(cases[1:2])
     assert (store.get(cases[0]), told[-1], len(store.found)) == (None, "written", 1)
-
-
-def test_paragraphs_are_wrapped_and_code_is_not() -> None:
-    text = "# " + "h" * 130 + "\n\n- " + "word " * 22 + "`a b c d e f`\n- next\n\n| " + "cell " * 40 + "|\n"
-    lines = common.wrapped_text(text).splitlines()
-    assert len(lines[0]) == 132
-    assert lines[2:5] == ["- " + " ".join(["word"] * 22), "  `a b c d e f`", "- next"]
-    assert len(lines[6]) > 200

@@ -3,11 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.papers.pervasive import disks, fit, paper, predict, worlds
+from benchmarks.papers.pervasive import fit, paper, predict, worlds
 from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, is_possible
-from benchmarks.papers.pervasive.predict import distance_from_capacity
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.log import EventLog, Happened
 
 KNOWN = Parameters(
     item_a10_s=0.25, item_titan_s=0.74, load_a10_s=16.0, load_titan_s=21.0, call_s=0.044,
@@ -48,14 +46,6 @@ def test_closed_form_and_simulator_agree(awareness: Awareness, batch: int) -> No
     assert simulated == pytest.approx(fit.static_run_s(KNOWN, awareness, batch), rel=0.02)
 
 
-def test_value_between_two_limits_has_no_deviation() -> None:
-    run = paper.Run("7", Awareness.FULL, 1000, 2900.0, 3300.0)
-    assert run.error(3000.0) == 0.0
-    assert run.error(3630.0) == pytest.approx(0.1)
-    assert run.error(2610.0) == pytest.approx(-0.1)
-    assert paper.Run("7", Awareness.FULL, 1, 3300.0).error(3000.0) == pytest.approx(-1 / 11)
-
-
 def test_one_gpu_per_minute_is_removed_a10s_first() -> None:
     pools = worlds.vanishing_pools()
     assert pools[paper.A10][:2] == ((0.0, 10), (900.0, 9))
@@ -79,41 +69,6 @@ def test_growing_pool_has_whole_gpus_in_the_cluster_proportions() -> None:
         assert [count for _, count in steps] == sorted(count for _, count in steps)
 
 
-def test_bent_ramp_starts_slowly() -> None:
-    def half_way(bend: float) -> int:
-        pools = worlds.growing_pools({paper.A10: 1.0}, first=4, last=20, until_s=1000.0, bend=bend)
-        return [count for at_s, count in pools[paper.A10] if at_s <= 500.0][-1]
-
-    assert (half_way(1.0), half_way(2.0)) == (12, 8)
-
-
-def test_speeds_of_unfitted_kinds_are_interpolated_linearly() -> None:
-    kinds = sorted(paper.SINGLE, key=lambda kind: paper.SINGLE[kind])
-    times = [worlds.item_s(KNOWN, kind) for kind in kinds]
-    assert times == sorted(times, reverse=True)
-    alike = msgspec.structs.replace(KNOWN, item_titan_s=KNOWN.item_a10_s)
-    assert {worlds.item_s(alike, kind, peaks=paper.TENSOR) for kind in kinds} == {KNOWN.item_a10_s}
-
-
-@pytest.mark.long
-def test_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
-    log = EventLog()
-    log.note(0.0, Happened.PILOT_CAME, pilot=0)
-    log.note(50.0, Happened.LIBRARY_READY, pilot=0)
-    for number in range(10):  # ten inferences a call, one a second
-        log.note(50.0 + 10 * number, Happened.CALL_BEGAN, call=number, value=10.0)
-        log.note(60.0 + 10 * number, Happened.CALL_ENDED, call=number, value=10.0)
-    off = distance_from_capacity(log, {0: 1.0})
-    # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 inferences are
-    # complete, but the line is at 40.
-    assert off.connected == pytest.approx(0.4)
-    # Hot: a line from 50 s to 90 inferences at the last dispatch at 140 s. Just before each call ends, ten inferences
-    # are missing.
-    assert off.hot == pytest.approx(10 / 90)
-    assert off.evenly == pytest.approx(0.0)
-    assert distance_from_capacity(EventLog(), {}).connected == 0.0
-
-
 @pytest.mark.long
 def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
     found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}
@@ -122,16 +77,6 @@ def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
     early, late = (found[Awareness.FULL, f"from 900 s, 3 A10 lost at {at_s} s"] for at_s in (60, 600))
     assert early.value < late.value < full
     assert [gpus for _, gpus in early.looks][::60] == [0.0, 17.0, 10.0 + 7 - 6, 1.0]
-
-
-@pytest.mark.long
-def test_work_in_figure_8_identifies_the_kind_of_gpu() -> None:
-    partial = next(predict.figure_8(KNOWN))
-    begins_s = fit.worker_times_s(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
-    wanted = disks.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s)
-    assert wanted == pytest.approx(disks.titan_share(KNOWN, Awareness.DISK), abs=0.1)
-    more = disks.required_titan_share(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
-    assert more > wanted > disks.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
 
 
 @pytest.mark.long

@@ -27,14 +27,6 @@ def test_run_has_all_its_jobs_and_never_exceeds_its_gpus() -> None:
     assert simulate(case(bank=Bank.NEVER)).banked == 0
 
 
-@pytest.mark.long
-def test_replicas_of_four_gpus_are_allocated_whole() -> None:
-    large = Case((("llama-30b", 3),), 1.0, System("default"), 0, gpus=8)
-    found = simulate(large)
-    assert found.unfinished == 0
-    assert found.held_s >= 4 * 20.0 * found.loads  # 20 s is the shortest load
-
-
 def test_finished_runs_are_skipped_and_incomplete_files_are_rerun(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     cases = [case(seed=seed) for seed in (0, 1, 0)]
@@ -53,16 +45,6 @@ def test_finished_runs_are_skipped_and_incomplete_files_are_rerun(tmp_path: Path
     assert [third[each].held_s for each in cases] == [first[each].held_s for each in cases]
     assert heard == [(2, 2)]
     assert path.stat().st_size > 50
-
-
-@pytest.mark.long
-def test_several_processes_give_the_same_results(tmp_path: Path) -> None:
-    cases = [case(seed=seed) for seed in range(3)]
-    one = Runs(tmp_path / "one", jobs=1).each(cases, tell=lambda *_: None)
-    two = Runs(tmp_path / "two", jobs=2).each(cases, tell=lambda *_: None)
-    assert {each: result.held_s for each, result in one.items()} == {
-        each: result.held_s for each, result in two.items()
-    }
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,24 +56,3 @@ def test_library_receives_the_injected_error_and_other_files_do_not(
         assert read(str(other)) == (9,)
     assert caught.value.errno == getattr(errno, error)
     assert read(str(path)) == (9,)
-
-
-@pytest.fixture
-def small_disk(lab: None, tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "stoker-faults", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def test_neighbour_fills_a_disk_until_it_is_dismissed(small_disk: Path, tmp_path: Path) -> None:
-    requests = tmp_path / "requests"
-    requests.mkdir()
-    with surroundings.Neighbours(requests) as beside:
-        surroundings.request_neighbour(str(requests), "n-1", "disk", small_disk, 8192)
-        assert os.statvfs(small_disk).f_bavail * 4096 == 8192
-        surroundings.dismiss_neighbour(str(requests), "n-1")
-        assert os.statvfs(small_disk).f_bavail * 4096 > 3 << 20
-        assert beside.count == 1
-    assert not list(requests.iterdir())

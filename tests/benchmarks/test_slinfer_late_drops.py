@@ -91,9 +91,3 @@ def test_load_time_that_a_call_waits_for_extends_its_deadline(cluster: Make) -> 
     assert c.held(context="a") == ["cold"]
     assert _dropped(c.wait(1.2)) == []  # the other call is due at 0.8 s + 3.5 s
     assert _dropped(c.wait(0.2)) == ["later"]
-
-
-def test_call_that_was_late_before_its_load_began_is_dropped(cluster: Make) -> None:
-    c = cluster(pilots=0, policies=_policies).define(recipe("a"))
-    _ask(c, "forlorn", 16)
-    assert _dropped(c.wait(0.6)) == ["forlorn"]

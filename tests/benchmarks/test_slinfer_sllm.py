@@ -93,12 +93,6 @@ def test_two_instances_share_a_node_that_is_split_in_half() -> None:
     assert sorted(places.count(pilot) for pilot in set(places)) == [1, 2]
 
 
-def test_late_timer_in_microseconds_ends_the_wait() -> None:
-    asked = [_ask(10.0, 0, output=2000), *(_ask(12.0 + n * 0.0137, 1, prompt=300 + n) for n in range(200))]
-    simulation = _run(_world(models=2), asked)
-    assert len(_rows(simulation, Happened.CALL_FAILED)) == 200
-
-
 def test_polling_request_takes_a_freed_node_at_its_next_try() -> None:
     asked = [_ask(10.0, 0, output=10), _ask(11.1, 1, prompt=4000)]
     first, second = (_run(_world(models=2), asked, keep_alive_s=0.3, poll_s=poll_s) for poll_s in (0.0, 0.25))
@@ -107,38 +101,3 @@ def test_polling_request_takes_a_freed_node_at_its_next_try() -> None:
     started_at = _rows(second, Happened.LIBRARY_STARTED)[1][0]
     tries = [round(11.1 + 0.25 * count, 3) for count in range(10)]
     assert started_at == min(at_s for at_s in tries if at_s >= ended_at)
-
-
-def test_polling_request_may_be_overtaken_by_a_later_request() -> None:
-    long = _ask(10.0, 0, output=10)
-    [(ended_at, _)] = _rows(_run(_world(models=2), [long, _ask(20.0, 1)], keep_alive_s=0.3), Happened.LIBRARY_ENDED)
-    early, late = _ask(ended_at - 0.4, 1, prompt=4000), _ask(ended_at - 0.2, 2, prompt=4000)
-    for poll_s, order in ((0.0, [0, 1, 2]), (0.25, [0, 2, 1])):
-        simulation = _run(_world(models=3), [long, early, late], keep_alive_s=0.3, poll_s=poll_s)
-        log = simulation.log
-        began = [call for what, call in zip(log.what, log.call, strict=True) if what == Happened.CALL_BEGAN]
-        assert [sorted(began).index(call) for call in began] == order
-
-
-def test_polling_request_without_a_node_gets_no_extra_load_time() -> None:
-    asked = [_ask(10.0), _ask(10.0), _ask(10.1)]
-    for poll_s, dropped_at in ((0.0, 10.1 + 0.5 + 1.0), (0.25, 10.1 + 3 * 0.25)):
-        [(at_s, _)] = _rows(_run(_world(), asked, poll_s=poll_s), Happened.CALL_FAILED)
-        assert at_s == pytest.approx(dropped_at, abs=0.001)
-
-
-def test_polling_requests_alternate_loading_and_ready_instances() -> None:
-    asked = [_ask(at_s) for at_s in (10.0, 10.0, 10.1, 12.0, 12.0)]
-    simulation = _run(_world(gpus=2), asked, poll_s=0.25)
-    started = _rows(simulation, Happened.LIBRARY_STARTED)
-    assert [at_s for at_s, _ in started] == [10.0, 10.1]
-    where = [pilot for _, pilot in _rows(simulation, Happened.CALL_BEGAN)]
-    assert [where.count(pilot) for _, pilot in started] == [3, 2]
-
-
-def test_idle_instance_on_a_cpu_may_end_at_once() -> None:
-    asked = [_ask(10.0, output=10), _ask(20.0)]
-    for ends_s, settings in ((1.0, {}), (0.0, {"cpu_keep_alive_s": 0.0})):
-        simulation = _run(_world(gpus=0, cpus=1), asked, poll_s=0.25, **settings)
-        ended_at = _rows(simulation, Happened.LIBRARY_ENDED)[0][0]
-        assert ended_at == pytest.approx(_rows(simulation, Happened.CALL_ENDED)[0][0] + ends_s, abs=0.01)

@@ -26,9 +26,3 @@ def test_simulator_divides_only_lookup_and_iterations_by_devices() -> None:
 def test_lookup_that_two_devices_do_not_share_misses_the_bar(lookup_s: float, verdict: Verdict) -> None:
     table = tuning_times.table_of([side(lookup_s=lookup_s)] * 3)
     assert table.lines[0].verdict() is verdict
-
-
-def test_communication_scales_with_iterations_and_job_time_is_fixed() -> None:
-    lines = {line.what: list(line.cells.values())[-1][0] for line in tuning_times.table_of([side(lookup_s=10.0)]).lines}
-    assert lines["communication, of the time of iterations, two devices"] == pytest.approx(100 * 0.1 / 12)
-    assert lines["fixed costs, of the job, one device"] == pytest.approx(100 * 23.0 / 47.0)
