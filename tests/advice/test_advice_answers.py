@@ -150,23 +150,10 @@ def test_missing_or_damaged_source_gives_no_answer(session: SessionFolder, progr
     assert ask_context(advisor, recipe) is None
 
 
-def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Program):
-    state_folder().mkdir(parents=True, exist_ok=True)
-    (state_folder() / "sources.sqlite").write_bytes(b"nothing of SQLite" * 100)
-    advisor = Advisor(session)
-    before, key = program("before")
-    ask_context(advisor, before)
-    ask_function(advisor, key, before)
-    measured(before, load_s=2.0, run_s=1.0)
-    again, _ = program("again", comment="Another one.")
-    assert ask_context(advisor, again).advice.by_kind["cpu"].load_s == pytest.approx(2.0, rel=0.3)
-    assert list(state_folder().glob("sources.sqlite.damaged-*"))
-
-
 def test_program_sends_its_source_once_and_a_bounded_function_count(session: SessionFolder):
     shelf = ProgramSources(session.sources)
     for number in range(300):
-        shelf.leave(f"k{number}", test_a_damaged_history_is_begun_anew, BARE)
+        shelf.leave(f"k{number}", measured, BARE)
     assert len(list(session.sources.glob("*.json"))) == 200
     assert len(list(session.sources.glob("*.text"))) == 1
 
@@ -196,20 +183,6 @@ def test_failure_is_judged_by_its_log_section_and_exception(session: SessionFold
     assert isinstance(gone.advice, VerdictAdvice)
     assert gone.advice.kind == "user"
     assert Advisor(session).answer(AskAdvice(about, "f", said="")) is None
-
-
-def test_endless_log_line_is_read_up_to_a_bound(session: SessionFolder, tmp_path: Path):
-    log = tmp_path / "lib-1.log"
-    with log.open("wb") as file:
-        file.truncate(100_000_000)  # one line of 100 MB of NULs
-    began = time.process_time()
-    about = OfFailure(PilotId("p1"), LibraryId(1), CallId(3))
-    answer = Advisor(session).answer(
-        AskAdvice(about, "f", str(log), said="OSError: [Errno 28] No space left on device")
-    )
-    assert answer is not None
-    assert time.process_time() - began < 20
-    assert Advisor(session).answer(AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))) is None
 
 
 def test_falling_pace_is_reported_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path):

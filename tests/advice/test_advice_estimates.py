@@ -19,7 +19,7 @@ from stoker.manager.advice.estimating import (
     merge_loader_facts,
     usual_exponent,
 )
-from stoker.manager.advice.similar import SourceHistory, TermTable, terms_of_facts, terms_of_text
+from stoker.manager.advice.similar import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
@@ -131,30 +131,6 @@ def test_missing_estimate_has_a_reason(world: World):
 # ---- the parts
 
 
-def test_distance_of_numbers_is_measured_by_their_ratio():
-    def row(value: int) -> dict[str, float]:
-        return terms_of_facts(WorkloadFacts(batch_size=SourceFact(value, "", 1.0)))
-
-    near, far, same = TermTable([row(48), row(2048), row(32)], idf=False).cosines(row(32))
-    assert same == pytest.approx(1.0)
-    assert near > 0.8
-    assert far < 0.01
-
-
-def test_sizes_of_one_model_count_as_similar():
-    def row(name: str) -> dict[str, float]:
-        return terms_of_facts(WorkloadFacts(model=SourceFact(name, "", 1.0)))
-
-    small, other = TermTable([row("SmolLM2-360M"), row("bert-base")], idf=False).cosines(row("SmolLM2-1.7B"))
-    assert small > 0.15 > other
-
-
-def test_empty_tables_and_texts_have_no_similarity():
-    assert len(TermTable([], idf=True).cosines({"a": 1.0})) == 0
-    assert TermTable([{}, {"a": 1.0}], idf=True).cosines({}).tolist() == [0.0, 0.0]
-    assert terms_of_text("") == {}
-
-
 def test_fitted_effects_start_from_the_prior_exponents():
     samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
     effects = fit_effects(samples, {"n": 64.0}, width=0.2)
@@ -165,12 +141,6 @@ def test_fitted_effects_start_from_the_prior_exponents():
     assert usual_exponent("steps", {}) == 0.9
     assert usual_exponent("batch_size", {"items": 1.0}) == 0.0 != usual_exponent("batch_size", {})
     assert usual_exponent("seed", {}) == 0.0
-
-
-def test_one_of_two_correlated_numbers_is_fitted():
-    samples = [MeasuredSample(float(n), 0.0, 0.9, {"width": float(n), "Linear 1": 2.0 * n}) for n in (1, 2, 4, 8)]
-    effects = fit_effects(samples, {"width": 2.0, "Linear 1": 4.0}, width=0.2)
-    assert list(effects.exponents) == ["width"]
 
 
 def test_blend_uses_the_nearest_rows_and_returns_its_uncertainty():
@@ -200,15 +170,6 @@ def write_rows(path: str, name: str, count: int) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "sources.sqlite"
-
-
-def test_remembered_rows_are_read_again_after_reopening(path: Path):
-    history = SourceHistory(path)
-    history.remember("r", FACTS, function="run", name="r-1")
-    history.close()
-    assert history.rows() == []
-    [row] = SourceHistory(path).rows()
-    assert (row.recipe, row.function, row.name, row.facts) == ("r", "run", "r-1", FACTS)
 
 
 def test_two_writers_and_a_reader_share_one_file(path: Path):

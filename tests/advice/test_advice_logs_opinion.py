@@ -93,12 +93,6 @@ def test_failing_endpoint_changes_nothing(endpoint: FakeEndpoint):
     assert len(endpoint.asked) == count
 
 
-def test_unknown_component_is_mapped_to_the_node(endpoint: FakeEndpoint):
-    endpoint.answer = says({**INFRASTRUCTURE, "component": "flux capacitor"})
-    found = asked(endpoint)
-    assert found.component in ("node", doubted()[1].component)
-
-
 def test_only_uncertain_call_failures_are_sent_to_the_model():
     heard: list[Fault] = []
 

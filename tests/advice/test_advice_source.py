@@ -92,20 +92,6 @@ def test_arguments_are_followed_through_calls_of_own_functions():
     assert (found.model.value, found.model.where) == ("large", ARGUMENT)
 
 
-def test_instances_keep_attributes_that_their_class_sets():
-    text = """
-    class Base:
-        epochs_wanted = 3
-    class Job(Base):
-        def __init__(self, batch_size=8): self.size = batch_size
-        def run(self):
-            DataLoader(d, batch_size=self.size)
-            for epoch in range(self.epochs_wanted): pass
-    def main(): Job(batch_size=64).run()
-    """
-    assert values(facts(text, function="main")) == {"batch_size": 64, "epochs": 3}
-
-
 def test_statements_of_other_functions_and_main_are_ignored():
     text = """
     big = AutoModel.from_pretrained("big")
@@ -116,17 +102,6 @@ def test_statements_of_other_functions_and_main_are_ignored():
     """
     found = facts(text, function="mine")
     assert values(found) == {"model": "small"}
-
-
-def test_decorator_of_the_entry_function_counts():
-    text = """
-    from stoker import app, causal_lm
-    @app(context=causal_lm("models/a"))
-    def ask(model, prompts): return model.generate(prompts)
-    @app(context=causal_lm("models/b"))
-    def other(model, prompts): return model.generate(prompts)
-    """
-    assert facts(text, function="ask").model.value == "models/a"
 
 
 ARGPARSE = """
@@ -212,11 +187,6 @@ def test_comments_and_variable_names_do_not_change_the_facts():
     assert one.text == two.text
     assert facts(after, function="work", arguments={"size": 4}).same != one.same
     assert facts(after.replace("*", "+"), function="work", arguments={"size": 3}).same != one.same
-
-
-def test_module_constant_is_part_of_the_source():
-    text = "STEPS = {}\ndef work():\n    for i in range(STEPS): pass\n"
-    assert facts(text.format(3), function="work").same != facts(text.format(4), function="work").same
 
 
 @pytest.mark.parametrize(
