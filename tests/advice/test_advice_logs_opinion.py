@@ -68,8 +68,6 @@ def test_language_model_alone_cannot_quarantine_a_pilot(endpoint: FakeEndpoint):
         {**INFRASTRUCTURE, "line": 3},
         {**INFRASTRUCTURE, "cause": "gremlins"},
         {"cause": "infrastructure"},
-        "The network, I believe.",
-        b"<html>Bad gateway</html>",
         KILLED,
     ],
     ids=lambda answer: "killed" if answer is KILLED else str(answer),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advice.fake_endpoint import KILLED, FakeEndpoint
+from advice.fake_endpoint import FakeEndpoint
 
 from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
@@ -104,32 +104,6 @@ def test_total_below_the_count_is_dropped_alone(endpoint: FakeEndpoint, log: Pat
     found = tracked(log, LineFormats(), model(endpoint))
     assert found is not None
     assert (found.step, found.total) == (339.0, None)
-
-
-def says(answer: object, *, status: int = 200, tokens: int = 10) -> Callable[[FakeEndpoint], None]:
-    def be(server: FakeEndpoint) -> None:
-        server.answer, server.status, server.tokens = (lambda request, number: answer), status, tokens
-
-    return be
-
-
-def hangs(server: FakeEndpoint) -> None:
-    server.answer = lambda request, number: server.released.wait() and ""
-
-
-TROUBLES = {
-    "nonsense": says("The step is blowing in the wind."),
-    "killed in between": says(KILLED),
-    "a 500": says("{}", status=500),
-    "hangs": hangs,
-}
-
-
-@pytest.mark.parametrize("name", TROUBLES)
-def test_failing_endpoint_leaves_metrics_unchanged(endpoint: FakeEndpoint, log: Path, name: str):
-    TROUBLES[name](endpoint)
-    assert tracked(log, LineFormats(), model(endpoint, time_limit_s=0.4), looks=4) is None
-    assert 1 <= len(endpoint.asked) <= 2, "a format is tried twice at most"
 
 
 def test_spent_session_budget_stops_questions_to_the_model(endpoint: FakeEndpoint, log: Path, tmp_path: Path):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import cmath
 import statistics
 from itertools import pairwise
 
@@ -10,7 +9,6 @@ from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.fleet import best_allocation, runtime_demands
 from benchmarks.papers.arlo.workload import (
     LatencyProfile,
-    Trace,
     Workload,
     lengths_of,
     make_trace,
@@ -26,13 +24,6 @@ def test_latencies_equal_those_of_the_paper() -> None:
     assert 1000 * BASE.static_s(20) == pytest.approx(4.86 / 4.28)
     assert 1000 * LARGE.static_s(64) == pytest.approx(10.5 / 5.25)
     assert (BASE.capacity(512), BASE.capacity(64), LARGE.capacity(512)) == (30, 130, 42)
-
-
-def test_runtimes_are_evenly_spaced() -> None:
-    assert lengths_of(8) == (64, 128, 192, 256, 320, 384, 448, 512)
-    assert lengths_of(12)[:3] == (42, 85, 128)
-    assert BASE.mean_s([64, 65, 512], 8) == pytest.approx(sum(map(BASE.static_s, (64, 128, 512))) / 3)
-    assert BASE.mean_s([64, 65, 512], 2) == pytest.approx(sum(map(BASE.static_s, (256, 256, 512))) / 3)
 
 
 def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
@@ -59,27 +50,6 @@ def test_share_of_long_requests_varies_slowly_unless_disabled() -> None:
     assert statistics.mean(shares(1.0)) == pytest.approx(1 / 3, abs=0.03)
     assert max(shares(1.0)) - min(shares(1.0)) == pytest.approx(1 / 3, abs=0.08)
     assert max(shares(0.0)) - min(shares(0.0)) < 0.08
-
-
-@pytest.mark.parametrize(("pattern", "wave_s"), settings.RATED_SECONDS_S.items())
-def test_rated_patterns_vary_in_rate_and_in_their_length_wave(pattern: str, wave_s: float) -> None:
-    rated, bursty = (make_trace(Workload(2000.0, 60.0, 3, each), SHORT, LONG) for each in (pattern, "bursty"))
-    assert len(rated.times) == pytest.approx(120_000, rel=0.1)
-    spread = []
-    for trace in (rated, bursty):
-        counts = [0] * 60
-        for arrived in trace.times:
-            counts[int(arrived)] += 1
-        spread.append(statistics.pstdev(counts))
-    assert spread[0] > 1.1 * spread[1]
-
-    def swing(trace: Trace) -> float:
-        """Return the amplitude of the share of long requests at the period of the wave."""
-        long = [at for at, tokens in zip(trace.times, trace.lengths, strict=True) if tokens == 400]
-        return 2 * abs(sum(cmath.exp(2j * cmath.pi * at / wave_s) for at in long)) / len(trace.times)
-
-    assert swing(rated) == pytest.approx(settings.LONG_SWING, rel=0.5)
-    assert swing(bursty) < settings.LONG_SWING / 2
 
 
 def test_demands_count_requests_of_one_objective_per_bin() -> None:

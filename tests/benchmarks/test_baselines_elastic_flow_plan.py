@@ -84,22 +84,6 @@ def test_spare_devices_go_where_they_cost_the_least_device_time() -> None:
     assert elastic_sizes(jobs, shares, 16, now=0.0) == {1: 4, 2: 8}
 
 
-def test_job_without_devices_is_served_before_jobs_with_devices() -> None:
-    jobs = [job(1, 100.0), job(2, 0.0, POOR)]
-    shares = minimum_shares(jobs, 2, now=0.0)
-    assert shares.keys() == {1}
-    assert elastic_sizes(jobs, shares, 2, now=0.0) == {1: 1, 2: 1}
-    assert elastic_sizes(jobs, shares, 1, now=0.0) == {1: 1, 2: 0}
-
-
-def test_running_job_keeps_spare_devices_while_they_are_free() -> None:
-    runs = job(1, 500.0, size=4, start_s=30.0)
-    fresh = job(2, 500.0, start_s=30.0)
-    shares = minimum_shares([runs, fresh], 8, now=0.0)
-    assert shares[1].size_at(0.0) == 1
-    assert elastic_sizes([runs, fresh], shares, 5, now=0.0) == {1: 4, 2: 1}
-
-
 seconds = st.floats(1.0, 500.0)
 jobs = st.lists(
     st.builds(

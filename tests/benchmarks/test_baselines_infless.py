@@ -67,21 +67,6 @@ def test_job_gets_the_fewest_instances_that_meet_its_deadline(lab: Make, at: flo
     assert {n for _, n in starts(t, "j")} == {size}
 
 
-def test_job_with_idle_instances_waits_for_its_slowest_instance(lab: Make) -> None:
-    t = job(lab(pilots=1), "w", 0.0).run()
-    began = t.now
-    job(t, "j", began + 60.0)
-    t.run(until=began + 5.0)
-    assert hot(t, "a") == 1
-    assert not starts(t, "j")
-    job(t, "k", 0.0)  # another job does not get the reserved instance
-    t.run(until=began + 8.0)
-    assert not starts(t, "k")
-    t.run()
-    assert {size for _, size in starts(t, "j")} == {3}
-    assert starts(t, "j")[0][0] == pytest.approx(began + 10.0, abs=0.5)
-
-
 def test_sufficient_idle_instances_are_used_at_once(lab: Make) -> None:
     t = job(lab(), "w", 45.0).run()
     began = t.now

@@ -24,16 +24,6 @@ from stoker.protocol.calls import Objective
 WANTED = Wanted(ttft_s=1.0, tpot_s=0.1)
 
 
-def test_requests_depend_on_the_seed_and_their_times_on_the_rate() -> None:
-    slow, fast = (requests_at(rate, seed=1, for_s=1000.0 / rate) for rate in (1.0, 10.0))
-    assert [(each.model, each.prompt, each.output) for each in slow] == [
-        (each.model, each.prompt, each.output) for each in fast
-    ]
-    assert len(slow) == pytest.approx(1000, rel=0.1)
-    assert {each.model for each in slow} == set(range(MODELS))
-    assert slow != requests_at(1.0, seed=2, for_s=1000.0)
-
-
 def outcome(tokens: int, *, ttft_s: float, tpot_s: float) -> Outcome:
     return Outcome(200, ttft_s, tpot_s, tokens, [ttft_s + n * tpot_s for n in range(tokens)])
 

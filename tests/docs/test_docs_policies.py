@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
-import pytest
 from core.builders import Cluster, devices, recipe
 from sim.worlds import calls, model, source, world
 
@@ -88,34 +87,6 @@ def test_methods_of_the_example_are_named_on_the_page() -> None:
         assert all(hasattr(getattr(policies, base), method) for method in re.findall(r"\w+", methods))
 
 
-SEAM_ROWS = re.findall(
-    r"^\| (dispatch|residency|provisioning) \|.*\| ((?:`\w+`(?:, )?)+) \| `\w+` \|$", TEXT, re.MULTILINE
-)
-ANSWERS = {
-    "place": "(self, view, call): return None",
-    "pull": "(self, view, library): return library.slots - library.load",
-    "dry": "(self, view, library): return ()",
-    "window": "(self, view, library): return library.slots",
-    "wanted": "(self, view, context): return LoadWhereWanted().wanted(view, context)",
-    "measured": "(self, view, library): return 0",
-    "idle": "(self, view, library): return ()",
-    "demand": "(self, view): return KeepBlocks().demand(view)",
-    "may_bring": "(self, view, context): return True",
-}
-
-
-@pytest.mark.parametrize(("seam", "methods"), SEAM_ROWS)
-def test_quiet_class_with_the_methods_of_a_seam_is_a_policy(tmp_path: Path, seam: str, methods: str) -> None:
-    lines = ["from stoker.manager.policies import KeepBlocks, LoadWhereWanted, Quiet", "class Least(Quiet):"]
-    lines += [f"    def {method}{ANSWERS[method]}" for method in re.findall(r"\w+", methods)]
-    (tmp_path / "least.py").write_text("\n".join(lines))
-    made = find("least.py:Least", folder=tmp_path).make()
-    assert type(getattr(made, seam)).__name__ == "Least"
-    lab = world(source(2, init_blocks=2), model(load_s=1.0))
-    outcome = Simulation(lab, calls(8), made).run(until_s=600.0)
-    assert (outcome.complete, outcome.failed) == (True, {})
-
-
 def test_hooks_and_settings_of_the_page_exist() -> None:
     told = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT[TEXT.index("## Hooks and settings") :], re.MULTILINE))
     settings = {name for name, given in told.items() if given == "…"}
@@ -172,8 +143,3 @@ def test_site_file_of_the_page_loads_the_example_policy(tmp_path: Path) -> None:
     site = load_site(tmp_path / "site.toml")
     assert site.policy.name == f"{tmp_path}/spare.py:Spare"
     check_policies([site])
-
-
-@pytest.mark.parametrize("name", re.findall(r"policies = \[.*\]", TEXT))
-def test_scenario_names_the_example_policy_like_the_page(name: str) -> None:
-    assert name in (EXAMPLES / "bursts.toml").read_text()

@@ -165,22 +165,6 @@ def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.
     run(test())
 
 
-def test_unrecorded_process_can_be_cancelled(tmp_path: Path) -> None:
-    room = Room()
-
-    async def test() -> None:
-        batches = SmallBatches(tmp_path, room, SLEEPS)
-        room.lacking["keep the process"] = errno.ENOSPC
-        id = await batches.begun()
-        await batches.waits_for(id, "No space left on device")
-        batches.cancel(id, owner="")
-        await batches.started[0].wait()
-        room.lacking.clear()
-        assert (await batches.over(id)).status == "cancelled"
-
-    run(test())
-
-
 def test_next_gateway_finds_an_unrecorded_process(tmp_path: Path) -> None:
     room = Room()
 

@@ -16,7 +16,6 @@ import textwrap
 import time
 from importlib.metadata import metadata
 from importlib.util import find_spec
-from pathlib import Path
 
 import httpx
 import openai
@@ -379,34 +378,3 @@ def test_example_of_litellm_runs_unchanged(gateway):
     code, _, _ = code.partition("# Anthropic")
     # litellm would request prices from another site
     run_example(gateway, code, model="gpt-4o", python=OTHERS_PYTHON, LITELLM_LOCAL_MODEL_COST_MAP="True")
-
-
-@pytest.mark.long
-def test_litellm_streams_embeds_and_calls_tools(gateway):
-    """`litellm_program.py` asserts; it runs in the environment of litellm."""
-    readme_of("litellm", OTHERS_PYTHON)
-    code = (Path(__file__).parent / "litellm_program.py").read_text()
-    run_example(gateway, code, model="small", python=OTHERS_PYTHON, LITELLM_LOCAL_MODEL_COST_MAP="True")
-
-
-TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("langchain_openai") is None, reason="langchain-openai is not installed")
-def test_langchain_works_unchanged(gateway):
-    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-
-    there = {"base_url": f"{gateway.url}/v1", "api_key": "none", "timeout": LIMIT_S}
-    chat = ChatOpenAI(model="small", max_tokens=6, temperature=0, stream_usage=True, **there)
-    whole = chat.invoke([("system", "Be brief."), ("human", "?")])
-    assert whole.usage_metadata["output_tokens"]
-    first, *rest = chat.stream([("system", "Be brief."), ("human", "?")])
-    for piece in rest:
-        first = first + piece
-    assert (first.content, first.usage_metadata) == (whole.content, whole.usage_metadata)
-    # Without this option, LangChain sends token ids of OpenAI's tokenizer, which are other words in other models.
-    vectors = OpenAIEmbeddings(model="vectors", check_embedding_ctx_length=False, **there)
-    assert len(vectors.embed_documents(["a", "b"])) == 2
-    [call] = chat.bind_tools([TOOL], tool_choice="f").invoke("?", max_tokens=400).tool_calls
-    assert (call["name"], call["args"]) == ("f", {})

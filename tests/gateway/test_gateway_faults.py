@@ -60,25 +60,6 @@ def write_models():
 # ---- restarts
 
 
-def test_status_shows_the_models_that_are_served(gateway):
-    with client_of(gateway) as client:
-        assert text_of(chat(client, stream=True))
-    row = re.compile(r"^  models    small .*1 hot", re.MULTILINE)
-    until(lambda: row.search(stoker("status", gateway.session)), why="a row")
-    said = stoker("status", gateway.session)
-    assert f"served at {gateway.url} (pid " in said
-    assert re.search(r"gone +cannot be used: ", said)
-
-    def models():
-        """Return the gateway's record of its models once it includes the stream's end."""
-        (note,) = json.loads(stoker("status", gateway.session, "--json"))["gateways"]
-        return note["models"] if note["models"][0]["ttft_s"] is not None else None
-
-    small, vectors, *_ = until(models, why="the next note")
-    assert (small["name"], vectors["name"]) == ("small", "vectors")
-    assert small["ttft_s"] > 0
-
-
 def test_killed_gateway_keeps_its_address_and_hot_models(gateway):
     with client_of(gateway) as client:
         text = text_of(chat(client, stream=True))
@@ -322,18 +303,6 @@ def test_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, world)
     assert page.errors == []
 
 
-@with_browser
-@pytest.mark.long
-def test_page_continues_when_its_gateway_is_killed(gateway, page):
-    page.open(gateway.url)
-    until(lambda: row_of(page, "small"), why="the figures")
-    gateway.kill()
-    until(lambda: "does not answer" in text_in(page, "#said"), why="the page reports the lost gateway")
-    gateway.start()
-    until(lambda: text_in(page, "#said") == "", why="the page continues")
-    assert row_of(page, "small")
-
-
 # ---- limits of a model
 
 
@@ -356,17 +325,3 @@ def test_model_with_max_one_gets_no_second_library(gateway):
     assert all(one.result().choices for one in asked)
     assert max(seen) <= 1  # a sample may miss the library; the count below does not
     until(lambda: loads() == before + 1, why="one load served them all")
-
-
-@pytest.mark.long
-def test_policy_without_max_is_named_at_the_start(world):
-    other = RunningGateway(world.path / "other", "other.toml", "models.toml")
-    site = (other.folder / "site.toml").read_text().replace('"here"', '"other"')
-    (other.folder / "other.toml").write_text(f'{site}[policy]\nname = "prompt-tuner"\n')
-    try:
-        with pytest.raises(
-            AssertionError, match=r"\[models.small\] max: the policy prompt-tuner of session \S+ does not"
-        ):
-            other.start()
-    finally:
-        other.end()

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("starlette")
 
 import httpx
-import msgspec
 from gateway.asking import CHAT, answer_of, client_at
 from gateway.running import LIMIT_S, SITE, until
 from tiny_model import write_tiny_model
@@ -99,13 +98,6 @@ def test_expected_answer_length_follows_earlier_answers(folder):
     assert [lengths.expected(most) for most in (0, 64)] == [0, 64]
     lengths.record(100)
     assert [lengths.expected(most) for most in (0, 64, 500)] == [100, 64, 100]
-
-
-def test_longest_of_several_prompts_counts(folder):
-    asked = ApiRequest("id", 0, Endpoint.COMPLETIONS, "small", texts=("one", "one two " * 50, "two"))
-    one = msgspec.structs.replace(asked, texts=(asked.texts[1],))
-    lengths = RequestLengths(str(folder))
-    assert asyncio.run(lengths.features(asked)) == asyncio.run(lengths.features(one))
 
 
 def test_long_prompt_is_counted_in_part(folder):

@@ -19,9 +19,7 @@ from stoker.apps.gateway.answering import estimate_request_tokens, parse_model_r
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
-from stoker.apps.gateway.objectives import Objectives
 from stoker.apps.gateway.run import GatewayPlace, GatewayState, listen, listen_on_path
-from stoker.apps.gateway.served import ModelMeter
 from stoker.apps.gateway.streaming import DONE, Chunks
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
@@ -375,19 +373,6 @@ def test_metrics_count_refused_offers_by_model_and_case():
     assert found == {("small", "decode-round"): 3, ("small", "memory"): 1}
 
 
-def test_meter_knows_which_streams_met_the_objectives():
-    meter, wanted = ModelMeter(), Objectives(ttft_s=1.0, tpot_s=0.1)
-    assert meter.met is None
-    for ttft_s, tpot_s in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), (0.5, None)):
-        meter.begin()
-        meter.write(5, now=100.0)
-        late = None if tpot_s is None else tpot_s > wanted.tpot_s
-        met = wanted.met(ttft_s=ttft_s, late=late, failed=False)
-        meter.end(failed=False, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
-    assert (meter.met, meter.running, meter.tokens) == (0.5, 0, 20)
-    assert (meter.rate(105.0), meter.rate(111.0)) == (2.0, 0.0)
-
-
 # ---- addresses
 
 
@@ -449,11 +434,6 @@ def asked_batch(**fields):
     return msgspec.json.encode(
         {"endpoint": "/v1/embeddings", "input_file_id": "file-1", "completion_window": "24h", **fields}
     )
-
-
-def test_batch_has_what_its_body_says():
-    assert read_batch(asked_batch(metadata={"a": "b"}, output_expires_after=None)).metadata == {"a": "b"}
-    assert read_batch(asked_batch(metadata=None)).input_file_id == "file-1"
 
 
 @pytest.mark.parametrize(

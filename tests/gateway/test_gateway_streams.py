@@ -174,22 +174,3 @@ def test_quick_events_are_joined_in_many_streams(monkeypatch, streams, at_once, 
         assert wire.EventStream.open_streams == 0
 
     asyncio.run(run())
-
-
-def test_loaded_model_has_longer_until_comments_begin(monkeypatch):
-    monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
-    monkeypatch.setattr(streaming, "_HOT_HEADERS_S", 1000.0)
-
-    async def ask():
-        fail = asyncio.Event()
-
-        async def is_hot():
-            fail.set()  # the failure comes later than a cold model's load may take
-            return True
-
-        answer = answer_of(fails(after=fail), is_hot=is_hot)
-        with pytest.raises(ContextError):
-            await answer.begin()
-        await answer.leave()
-
-    asyncio.run(ask())

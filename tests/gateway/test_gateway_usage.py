@@ -10,7 +10,6 @@ from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
-from full_disk import full_disk
 from gateway.test_gateway_batch_limits import ANSWERS_THEN_WAITS, begun, ended, take_all
 from gateway.test_gateway_batch_room import until
 
@@ -20,7 +19,6 @@ from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import cli, usage
 from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batch_process import BatchPace
-from stoker.apps.gateway.batch_usage import BatchReader
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.figures import GatewayMetrics
@@ -116,18 +114,6 @@ def test_unwritable_file_loses_no_count(file, caplog):
     assert requests_in(file) == {("ana", "small"): 1}
 
 
-def test_full_disk_loses_no_count(file, caplog):
-    file.add({(today(), "ana", "small"): UsageCount(1)})
-    recorder = UsageRecorder(file)
-    for number in range(1000):
-        count(recorder, key=f"key{number}")
-    with full_disk(file.path.stat().st_size):
-        recorder.flush()
-    assert "usage cannot be written" in caplog.text
-    recorder.flush()
-    assert sum(requests_in(file).values()) == 1001
-
-
 def test_counts_in_memory_are_bounded(file, monkeypatch):
     monkeypatch.setattr(usage, "_MOST_ROWS", 2)
     recorder = UsageRecorder(file)
@@ -202,26 +188,6 @@ def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
         assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
 
     asyncio.run(test())
-
-
-def test_batch_is_read_from_its_whole_lines(tmp_path):
-    def line(name: str, **response) -> str:
-        return json.dumps({"custom_id": name, "response": response})
-
-    answered = line("a", status_code=200, body={"model": "small", "usage": {"prompt_tokens": 5, "total_tokens": 5}})
-    refused = line("b", status_code=404, body={"error": {"message": "x"}})
-    requests = tmp_path / "requests.jsonl"
-    requests.write_text('{"custom_id": "b", "body": {"model": "none"}}\nno json\n')
-    log = tmp_path / "log"
-    reader = BatchReader(requests, log, models=("small",))
-    assert not reader.read_log()
-    log.write_text(f'{{"custom_id": "a", "line": {answered}}}\n{{"custom_id": "b", "line": {refused}}}\n{{"custom')
-    assert reader.read_log()
-    assert not reader.read_log()
-    assert reader.totals == {"small": UsageCount(1, 5)}
-    log.write_text(f"{answered}\n{refused}\n{answered}\n")
-    reader.read_files(log, tmp_path / "missing")
-    assert reader.totals == {"small": UsageCount(2, 10)}
 
 
 # ---- groups

@@ -12,12 +12,10 @@ from contextlib import ExitStack, closing, suppress
 
 import psutil
 import pytest
-from click.testing import CliRunner
 from gateway.asking import BODY, CHAT
 from gateway.running import LIMIT_S, keys, stoker, until
 
 from stoker.apps.gateway import workers as workers_module
-from stoker.apps.gateway.cli import command
 from stoker.apps.gateway.keys import Guard, KeyFile
 from stoker.apps.gateway.peers import GatewayPeer, PeerLostError
 from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
@@ -236,18 +234,6 @@ def is_running(process):
 
 
 # ---- parts
-
-
-def test_more_workers_than_cores_cause_a_warning(tmp_path, monkeypatch):
-    from stoker.apps.gateway import run
-
-    asked = []
-    monkeypatch.setattr(run, "serve", lambda options, screen: asked.append(options.workers) or 0)
-    cores = len(os.sched_getaffinity(0))
-    for number, warns in ((1, False), (cores, False), (cores + 1, True)):
-        done = CliRunner().invoke(command, ["--workers", str(number), str(tmp_path / "models.toml")])
-        assert (done.exit_code, f"--workers {number}: this process may use {cores} cores" in done.output) == (0, warns)
-    assert asked == [1, cores, cores + 1]
 
 
 def test_failing_workers_restart_after_growing_pauses(tmp_path, monkeypatch, caplog):

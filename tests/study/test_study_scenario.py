@@ -8,19 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sim.worlds import model, source, world
 
 from stoker.config import read_unit
 from stoker.config_errors import settings_of
 from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
-from stoker.manager.core.nouns import Call
-from stoker.manager.core.seams import Action, View
-from stoker.manager.policies import HottestFirst, default_policies
 from stoker.manager.sim.check import world_warnings
-from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, TraceFormat, Workload, context_names_of_workload
+from stoker.manager.sim.workload import SweepCalls, Trace, TraceFormat, Workload, context_names_of_workload
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, Files, Links, SourceModel
 from stoker.manager.study.scenario import (
     Scenario,
@@ -31,7 +25,6 @@ from stoker.manager.study.scenario import (
     scenario_to_toml,
     shipped,
 )
-from stoker.protocol.ids import LibraryId
 
 TEXT = """\
 name = "small"
@@ -76,13 +69,6 @@ def parse(text: str = TEXT, *changes: str) -> Scenario:
     return parse_scenario(text, file="s.toml", folder=Path("/folder"), changes=changes)
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_shipped_scenario_loads_and_has_the_name_of_its_file(name: str) -> None:
-    scenario = load_scenario(find_scenario(name))
-    assert scenario.name == name
-    assert scenario.about
-
-
 def test_gangs_are_read_and_invalid_gangs_refused_with_their_line() -> None:
     changed = parse(
         TEXT, "workload.gang=[1, 4]", "contexts.llm.devices=1", "contexts.llm.gang=2 s",
@@ -115,6 +101,9 @@ def test_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
         load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["exclusive", "b:C"]')
     )
     assert parse(scenario_to_toml(scenario)) == scenario
+    if name:
+        assert (scenario.name, bool(scenario.about)) == (name, True)
+        assert list(world_warnings(scenario.world, wanted=context_names_of_workload(scenario.workload))) == []
 
 
 WITH_ENGINE = """
@@ -269,12 +258,6 @@ def test_source_without_its_apparent_effect_is_noted(changes: tuple[str, ...]) -
     assert list(world_warnings(changed.world, wanted=["llm"])) == [DOUBTS[changes]]
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_shipped_scenarios_give_no_notes(name: str) -> None:
-    scenario = load_scenario(shipped()[name])
-    assert list(world_warnings(scenario.world, wanted=context_names_of_workload(scenario.workload))) == []
-
-
 def test_equal_file_names_refer_to_one_file() -> None:
     with pytest.raises(
         ConfigError, match=r"line 32: \[world\.contexts\.other\] files: weights is 1\.0 GB here and 3\.4"
@@ -297,11 +280,6 @@ def test_settings_are_changed_by_path() -> None:
     assert (new.nodes, old.steps) == (2, ((0.0, 1),))
     assert scenario.world.contexts["llm"].load_s == {"": 2.0, "a10": 1.0}
     assert scenario.world.delays.poll_s == 1.0
-
-
-def test_workload_can_be_changed_to_another_kind() -> None:
-    text = TEXT.replace("inputs = 100", "rate = 3\ncount = 7").replace('"sweep"', '"constant"')
-    assert parse(text, "workload.kind=poisson").workload == Poisson(context="llm", rate_per_s=3, count=7)
 
 
 CHANGES = {
@@ -401,22 +379,3 @@ def test_page_has_every_kind_every_format_and_every_setting() -> None:
         name for row in re.findall(r"^\| (`.*?) \|", WORKLOADS, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
     assert told <= kinds | formats | settings | {"kind"}
-
-
-def test_lengths_are_shown_to_policies_and_change_no_time() -> None:
-    short = [Arrival(float(n), "llm", input_length=1) for n in range(20)]
-    long = [msgspec.structs.replace(each, input_length=10_000, expected_output=5_000) for each in short]
-    heard: list[int] = []
-
-    class Listens(HottestFirst):
-        def place(self, view: View, call: Call) -> LibraryId | Action | None:
-            assert call.spec.features is not None
-            heard.append(call.spec.features.input_length)
-            return super().place(view, call)
-
-    def ends(arrivals: list[Arrival]) -> float:
-        made = msgspec.structs.replace(default_policies(), dispatch=Listens())
-        return Simulation(world(source(1), model()), iter(arrivals), made, seed=0).run().ended_at
-
-    assert ends(short) == ends(long)
-    assert set(heard) == {1, 10_000}
