@@ -36,6 +36,7 @@ from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeK
 from stoker.protocol.session import SessionFolder, program_source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
+pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
 
 FULL_DISK = "OSError: [Errno 28] No space left on device: '/scratch/out.pt'"
 PROGRAM = '''
@@ -212,7 +213,6 @@ def site(session: SessionFolder, url: str, **settings: Any) -> None:
 def test_language_model_of_the_site_fills_in_missing_facts(
     session: SessionFolder, program: Program, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     monkeypatch.setenv("MY_KEY", "sk-secret")
     endpoint.answer = lambda request, number: 'Final Answer: {"model": "bert-base", "task": "score"}'
     site(session, endpoint.url, key_variable="MY_KEY", tokens=20_000, time_limit="5 s")
@@ -230,7 +230,6 @@ def test_language_model_of_the_site_fills_in_missing_facts(
 def test_hanging_language_model_costs_only_its_time_limit(
     session: SessionFolder, program: Program, endpoint: FakeEndpoint
 ):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
     site(session, endpoint.url, time_limit="1 s")
     recipe, _ = program("mine")
@@ -260,7 +259,6 @@ def line_answer(request: dict[str, Any], number: int) -> str:
 def test_pace_is_answered_at_once_and_learned_for_next_time(
     session: SessionFolder, endpoint: FakeEndpoint, tmp_path: Path
 ):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = line_answer
     site(session, endpoint.url)
     log = tmp_path / "lib-1.log"
@@ -280,7 +278,6 @@ def test_pace_is_answered_at_once_and_learned_for_next_time(
 
 
 def test_hanging_language_model_does_not_delay_a_certain_verdict(session: SessionFolder, endpoint: FakeEndpoint):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = lambda request, number: endpoint.released.wait(60) and "too late"
     site(session, endpoint.url, time_limit="60 s")
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -303,7 +300,6 @@ def test_hanging_language_model_does_not_delay_a_certain_verdict(session: Sessio
 
 
 def test_language_model_judges_an_uncertain_failure(session: SessionFolder, endpoint: FakeEndpoint):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     said = "storaged: a lease failed"
     endpoint.answer = lambda request, number: f'{{"line": "{said}", "cause": "framework", "component": "none"}}'
     site(session, endpoint.url)

@@ -95,18 +95,6 @@ def test_outer_of_two_progress_bars_is_the_progress():
     assert found.steps_per_s == 4.0
 
 
-def test_epochs_with_a_total_contain_the_steps():
-    found = track(["Epoch 3/10", *(f"{k}/50 [===>...] - ETA: 9s - loss: 0.1" for k in range(1, 26))])
-    assert (found.done, found.total, found.unit, found.epoch) == (2.5, 10, "epoch", 3)
-
-
-def test_epoch_without_a_total_counts_as_a_part():
-    lines = [f"Train Epoch: 2 [{k}/1000 ({k // 10}%)]\tLoss: 1.0" for k in range(0, 500, 100)]
-    assert not track(lines).whole
-    told = track(lines, epoch=4.0)
-    assert (told.done, told.total, told.whole) == (1.4, 4.0, True)
-
-
 def test_evaluation_between_steps_is_not_progress():
     lines = [bar(done, 200, loss=1.0) for done in range(1, 101)]
     lines += [bar(done, 20, name="Evaluating: ", rate=50.0) for done in range(10)]

@@ -84,20 +84,6 @@ def test_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
     assert t.ended["j"].failure.message == "it would be late on as many devices as it may have"  # type: ignore[union-attr]
 
 
-def test_holding_job_keeps_devices_until_it_has_all(lab: Make) -> None:
-    """Job `j` needs two devices; job `w` has three of the four devices until 40 s."""
-    began = {}
-    for hold in (False, True):
-        t = job(lab(pilots=1, hold=hold), "w", 60.0, gang=(3, 3))
-        t.run(until=5.0)
-        job(t, "j", 60.0, run_s=60.0, gang=(2, 4))
-        t.run(until=6.0)
-        job(t, "small", 200.0, gang=(1, 1)).run()
-        began[hold] = starts(t, "small")[0][0]
-        assert t.ended["j"].ok
-    assert began[False] < began[True]
-
-
 def test_idle_instances_are_released_after_a_while(lab: Make) -> None:
     t = job(lab(keep_alive_s=30.0), "j", 45.0).run()
     ended = t.now
@@ -105,16 +91,6 @@ def test_idle_instances_are_released_after_a_while(lab: Make) -> None:
     assert hot(t, "a") == 4
     t.run(until=ended + 32.0)
     assert not t.core.state.libraries
-
-
-def test_instances_for_traffic_are_rate_times_job_duration() -> None:
-    traffic = Traffic(long_s=1000.0, short_s=100.0)
-    for n in range(10):
-        traffic.add_arrival(10.0 * n)
-        traffic.set_instance_s(25.0)
-    assert traffic.wanted_instances(90.0, window_s=60.0) == 3  # six arrivals in 60 s, at 25 s each, need 2.5 instances
-    assert traffic.wanted_instances(140.0, window_s=60.0) == 0
-    assert traffic.wanted_instances(90.0, window_s=0.0) == 0
 
 
 def test_keep_alive_combines_a_long_and_a_short_histogram() -> None:

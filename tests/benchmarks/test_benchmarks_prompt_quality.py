@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,25 +8,13 @@ from typing import Any
 import pytest
 
 from benchmarks.tables import Verdict
-from benchmarks.tuning.prompt_quality import interval, table_of
+from benchmarks.tuning.prompt_quality import table_of
 from benchmarks.tuning.prompt_quality_side import (
-    crossing,
-    iterations_to,
     options,
     run,
     target,
     task_summary,
 )
-
-CURVE = [(0, 5.0), (3, 3.0), (6, 2.0), (9, 1.0)]
-
-
-@pytest.mark.parametrize(
-    ("reach", "counted", "between"), [(6.0, 1, 1.0), (3.0, 3, 3.0), (2.5, 6, 4.5), (1.0, 9, 9.0), (0.5, 15, 15.0)]
-)
-def test_iterations_to_accuracy_are_counted(reach: float, counted: int, between: float) -> None:
-    assert iterations_to(CURVE, reach, most=15) == counted
-    assert crossing(CURVE, reach, most=15) == pytest.approx(between)
 
 
 def record(part: str, prompt: str, *losses: float) -> dict[str, Any]:
@@ -75,14 +62,6 @@ def found(by_score: list[int], best: list[int], randoms: list[list[int]]) -> dic
 def test_bars_use_the_median_task(best: int, drawn: list[int], verdicts: list[Verdict]) -> None:
     table = table_of(found([6] * 10, [best] * 6 + [1] * 2 + [6] * 2, [drawn] * 10))
     assert [line.verdict() for line in table.lines if line.bar is not None] == verdicts
-
-
-def test_interval_contains_the_median_and_is_reproducible() -> None:
-    numbers = [0.3, 0.5, 0.8, 0.9, 1.0, 1.0, 1.0, 0.7, 0.6, 0.4]
-    low, high = interval(numbers, draws=500)
-    assert min(numbers) <= low < statistics.median(numbers) < high <= max(numbers)
-    assert interval(numbers, draws=500) == (low, high)
-    assert interval([0.5] * 4, draws=50) == (0.5, 0.5)
 
 
 @pytest.fixture

@@ -4,18 +4,14 @@ from collections import Counter
 from itertools import pairwise
 from statistics import fmean, median
 
-import msgspec
 import pytest
 
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import (
     MODELS,
-    Bank,
     Job,
     Parameters,
-    arrival,
     jobs,
-    slo_s,
 )
 from benchmarks.papers.prompt_tuner.report import PAGE
 from benchmarks.papers.prompt_tuner.simulate import result_of
@@ -62,25 +58,6 @@ def test_every_parameter_has_a_source_and_a_reason() -> None:
     for name in Parameters.__struct_fields__:
         (line,) = [line for line in lines if line.startswith(f"| `{name}` |")]
         assert all(line.split(" | ")[1:]), name
-
-
-JOB = Job(at_s=7.0, model="gpt2-base", duration_s=30.0, replicas=2, speedup=2.0)
-
-
-def test_slo_is_the_duration_times_s_plus_a_cold_start() -> None:
-    cold_s = USUAL.cold_s(MODELS["gpt2-base"])
-    assert slo_s(JOB, 0.5, USUAL) == pytest.approx(15.0 + cold_s)
-    assert slo_s(JOB, 1.5, msgspec.structs.replace(USUAL, overhead=0.5)) == pytest.approx(45.0 + cold_s / 2)
-
-
-def test_prompt_bank_costs_time_and_saves_unforeseen_iterations() -> None:
-    banked, induced = (arrival(JOB, 1.0, USUAL, bank) for bank in (Bank.ALWAYS, Bank.NEVER))
-    # 60 GPU-seconds are 1200 items of 0.05 s
-    assert (banked.items, banked.items_done, banked.shared_s) == (1200, 600, 5.3)
-    assert (induced.items, induced.items_done, induced.shared_s) == (1200, 1200, 0.0)
-    assert banked.gang == (1, USUAL.widest)
-    assert banked.at_s == 7.0
-    assert banked.deadline_s == induced.deadline_s == pytest.approx(slo_s(JOB, 1.0, USUAL))
 
 
 def outcome(*, ended_at: float) -> RunOutcome:

@@ -84,13 +84,6 @@ def test_tiresias_preempts_only_a_job_past_the_threshold() -> None:
     assert starts(sooner, tiresias(thresholds_gpu_s=[8e6], restart_s=FREE)) == [0, 1000]
 
 
-def test_preempted_job_pays_its_restart_and_more_on_many_gpus() -> None:
-    for gpus, restart_s in ((8, 40), (16, 60)):
-        jobs = jobs_of((0, 1000, gpus), (150, 50, gpus))
-        found = starts(jobs, tiresias(thresholds_gpu_s=[100.0 * gpus]), gpus=gpus)
-        assert found == [50 + restart_s, 150]
-
-
 def crowd(seed: int, count: int) -> tuple[Job, ...]:
     """Return overlapping jobs with durations like in the trace."""
     chance = Random(seed)
@@ -151,15 +144,3 @@ def test_prediction_errors_match_those_on_the_page() -> None:
         assert len(ratios) == 108
         assert 100 * fmean(ratio < math.log(2) for ratio in ratios) == pytest.approx(float(under), abs=0.05)
         assert 100 * fmean(abs(ratio) <= math.log(2) for ratio in ratios) == pytest.approx(float(within), abs=0.05)
-
-
-def test_prediction_errors_are_drawn_from_the_measured_errors() -> None:
-    said = errors.ours()(MANY, Stream(3, "errors"))
-    assert errors.share_under_100(MANY, said) == pytest.approx(0.954, abs=0.01)
-    assert {round(math.log(each / true), 4) for true, each in zip(MANY, said, strict=True)} == {
-        *errors.our_log_ratios()["estimates"]
-    }
-    some = errors.ours(unknown_share=0.3)(MANY, Stream(3, "errors"))
-    changed = [each for each, known in zip(some, said, strict=True) if each != known]
-    assert len(changed) == pytest.approx(0.3 * len(MANY), rel=0.05)
-    assert {*changed} == {10_000.5}, "the median"

@@ -3,12 +3,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.slinfer import authors, data
-from benchmarks.papers.slinfer.cases import SLINFER, Case, run, system_of
+from benchmarks.papers.slinfer.cases import SLINFER, Case, run
 from benchmarks.papers.slinfer.worlds import Nodes
-from stoker.manager.sim.log import Happened
-from stoker.manager.sim.run import Simulation
 
-here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
 SEVEN = "llama-2-7b"
 
 
@@ -25,33 +22,6 @@ def test_rows_change_nodes_and_objectives_one_by_one() -> None:
     assert tighter.tpot_s == pytest.approx(0.95 * 0.25)
     assert authors.baseline_settings(()) == {}
     assert authors.baseline_settings(authors.ROWS) == {"poll_s": 0.25, "keep_alive_s": 1.1, "cpu_keep_alive_s": 0.0}
-
-
-@here
-def test_no_node_has_more_instances_than_the_limit() -> None:
-    most = []
-    for rows in ((), ("caps", "keep_alive")):
-        case = Case(SLINFER, 64, program=rows, for_s=40.0)
-        world, make = system_of(case, [SEVEN] * case.models)
-        simulation = Simulation(world, data.read_workload(case.workload, case.models, for_s=case.for_s), make())
-        simulation.run()
-        most.append(_most_at_once(simulation))
-    assert most[0]["cpu"] > most[1]["cpu"] == 2
-    assert most[1]["gpu"] <= 4
-
-
-def _most_at_once(simulation: Simulation) -> dict[str, int]:
-    log, here_now, place = simulation.log, dict[int, int](), dict[int, int]()
-    kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
-    found = dict.fromkeys(kinds.values(), 0)
-    for what, library, pilot in zip(log.what, log.library, log.pilot, strict=True):
-        if what == Happened.LIBRARY_STARTED:
-            place[library] = pilot
-            here_now[pilot] = here_now.get(pilot, 0) + 1
-            found[kinds[pilot]] = max(found[kinds[pilot]], here_now[pilot])
-        elif what == Happened.LIBRARY_ENDED:
-            here_now[place[library]] -= 1
-    return found
 
 
 def test_mixed_model_sizes_are_refused_for_the_authors_program() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.slinfer import data
-from benchmarks.papers.slinfer.worlds import Nodes, elastic_world, limited_world
 from stoker.contexts.step_times import StepModel
 
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
@@ -32,17 +31,3 @@ def test_workload_is_a_sample_of_its_functions(models: int, requests: int) -> No
     assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
     assert {arrival.expected_output for arrival in arrivals} == {0}  # policies do not know the outputs' lengths
     assert all(arrival.output > 0 for arrival in arrivals)
-
-
-@here
-def test_load_may_allocate_the_cache_that_its_instance_has_on_a_gpu() -> None:
-    weights_gb = data.read_profile("llama-2-7b", "gpu:gpu").weights_bytes / 1e9
-    for share, cache_gb in ((1, 80 - weights_gb), (2, 40 - weights_gb)):
-        plain, allocates = (
-            limited_world(["llama-2-7b"], Nodes(cache_s_per_gb=per_gb), share=share).contexts["model-0"].load_s
-            for per_gb in (0.0, 0.03)
-        )
-        assert allocates["gpu"] - plain["gpu"] == pytest.approx(0.03 * cache_gb)
-        assert allocates["cpu"] == plain["cpu"] == 0.0
-    model = elastic_world(["llama-2-7b"], Nodes(cache_s_per_gb=0.03)).contexts["model-0"]
-    assert model.load_s["gpu"] == pytest.approx(weights_gb / 12.6 + 0.03 * 4096 * 512 * 1024 / 1e9)

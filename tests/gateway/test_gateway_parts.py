@@ -359,20 +359,6 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
     assert samples["stoker_prefix_cache_hits_total"] == ("small", 25)
 
 
-def test_metrics_count_refused_offers_by_model_and_case():
-    zero = dict.fromkeys(("running", "queued", "hot", "loading", "asleep", "loads", "served"), 0)
-    seconds = dict.fromkeys(("load_total_s", "run_total_s"), 0.0)
-    counts = {"small-1a2b": {"decode-round": 3, "memory": 1}, "other-3c4d": {}}
-    contexts = [SimpleNamespace(name=name, refused_offers=each, **zero, **seconds) for name, each in counts.items()]
-    found = {
-        tuple(sample.labels.values()): sample.value
-        for family in session_metrics._contexts(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
-        for sample in family.samples
-        if sample.name == "stoker_refused_offers_total"
-    }
-    assert found == {("small", "decode-round"): 3, ("small", "memory"): 1}
-
-
 # ---- addresses
 
 
