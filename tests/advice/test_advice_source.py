@@ -155,32 +155,6 @@ def test_dataclasses_are_read_as_settings_and_as_options():
     assert values(given)["batch_size"] == 8
 
 
-def test_comments_and_variable_names_do_not_change_the_facts():
-    before = """
-    def work(batch, rows):
-        '''Old words.'''
-        total = 0  # a count
-        for row in rows:
-            total = total + row * batch
-        return total
-    """
-    after = """
-    def work(size: int, items: list[int]) -> int:
-        result = 0
-        # quite another comment
-        for item in items:
-            result = (result + item * size)
-
-        return result
-    """
-    one = facts(before, function="work", arguments={"batch": 3})
-    two = facts(after, function="work", arguments={"size": 3})
-    assert one.same == two.same != ""
-    assert one.text == two.text
-    assert facts(after, function="work", arguments={"size": 4}).same != one.same
-    assert facts(after.replace("*", "+"), function="work", arguments={"size": 3}).same != one.same
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [

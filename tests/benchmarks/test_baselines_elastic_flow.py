@@ -87,20 +87,3 @@ def test_running_job_returns_devices_for_a_deadline_and_resumes(lab: Make) -> No
     assert sizes[1] < 4
     assert t.ended["long"].ok
     assert t.ended_at["long"] < 60.0 + 200.0 + 100.0, "its work so far was not done again"
-
-
-def test_running_job_keeps_its_size_without_rescaling(lab: Make) -> None:
-    t = job(lab(rescale=False), "long", 0.0, items=1000, run_s=200.0).run(until=60.0)
-    job(t, "tight", 60.0 + 75.0).run()
-    assert [size for _, size in starts(t, "long")] == [4]
-    assert starts(t, "tight")[0][0] > t.ended_at["long"]
-
-
-def test_each_job_loads_its_own_libraries_and_ends_them(lab: Make) -> None:
-    t = job(lab(), "j1", 500.0, step_s=0.0).run()
-    ended = t.now
-    job(t, "j2", ended + 500.0, step_s=0.0).run()
-    assert starts(t, "j2")[0][0] >= ended + 10.0
-    assert t.core.state.contexts["a"].loads == 8
-    t.run(until=t.now + 2.0)
-    assert not t.core.state.libraries

@@ -9,7 +9,6 @@ from core.toy import Toy
 from benchmarks.baselines.infless import Infless, Traffic
 from benchmarks.baselines.replicas import ByOrder
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
-from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
@@ -32,10 +31,6 @@ def due(at: float, **how: Any) -> Objective:
 
 def starts(t: Toy, name: str) -> list[tuple[float, int]]:
     return sorted((at, size) for p in t.pilots.values() for at, call, _, size in p.began if call == t.ids[name])
-
-
-def hot(t: Toy, key: str) -> int:
-    return sum(x.state is LibraryState.READY for x in t.core.state.contexts[key].libraries.values())
 
 
 @pytest.fixture
@@ -67,14 +62,6 @@ def test_job_gets_the_fewest_instances_that_meet_its_deadline(lab: Make, at: flo
     assert {n for _, n in starts(t, "j")} == {size}
 
 
-def test_sufficient_idle_instances_are_used_at_once(lab: Make) -> None:
-    t = job(lab(), "w", 45.0).run()
-    began = t.now
-    job(t, "j", began + 60.0).run()
-    assert starts(t, "j")[0][0] == pytest.approx(began, abs=0.5)
-    assert t.core.state.contexts["a"].loads == 4
-
-
 def test_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
     t = job(lab(), "j", 15.0).run()
     assert [size for _, size in starts(t, "j")] == [1]
@@ -82,15 +69,6 @@ def test_late_job_runs_on_one_instance_or_is_dropped(lab: Make) -> None:
     t = lab()
     t.call("j", context="a", items=100, gang=(1, 8), objective=due(15.0, drop_late=True)).run()
     assert t.ended["j"].failure.message == "it would be late on as many devices as it may have"  # type: ignore[union-attr]
-
-
-def test_idle_instances_are_released_after_a_while(lab: Make) -> None:
-    t = job(lab(keep_alive_s=30.0), "j", 45.0).run()
-    ended = t.now
-    t.run(until=ended + 29.0)
-    assert hot(t, "a") == 4
-    t.run(until=ended + 32.0)
-    assert not t.core.state.libraries
 
 
 def test_keep_alive_combines_a_long_and_a_short_histogram() -> None:

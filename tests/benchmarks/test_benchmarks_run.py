@@ -7,16 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import page, results
 from benchmarks.__main__ import BENCHMARKS, main, print_outcome
-from benchmarks.engine import core_events, fact_batches, taskvine
 from benchmarks.harness import ROOT, Facts, run_side, take_turns
 from benchmarks.results import missing_parts
-from benchmarks.serving import dashboard, gateway_cost, gateway_rate, lm_eval_scores
 from benchmarks.tables import Bar, Line, Table, Verdict, passes, show
 
 FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
@@ -117,68 +114,6 @@ def test_tables_with_a_record_match_that_record() -> None:
 )
 def test_numbers_missing_from_the_record_are_listed(record: object, missing: list[str]) -> None:
     assert missing_parts(record) == missing
-
-
-def taskvine_side(ratio: float) -> Callable[..., dict[str, Any]]:
-    return lambda module, *_, **__: {"calls_per_s": 300.0 * (ratio if module == taskvine.OURS else 1.0), "p50_ms": 1.0}
-
-
-def batches_side(slowest_s: float) -> Callable[..., dict[str, Any]]:
-    seconds = {"1": [100.0, 100.0, 100.0], "16": [105.0] * 3, "256": [50.0, slowest_s, 900.0]}
-    return lambda *_, **__: {"seconds": seconds}
-
-
-def memory_side(resident: float) -> Callable[..., dict[str, Any]]:
-    return lambda *_, **__: {"resident_bytes_per_call": resident, "traced_bytes_per_call": 1.0}
-
-
-def cost_side(gateway_us: float) -> Callable[..., dict[str, Any]]:
-    cpu_us = {"client": 900.0, "gateway": gateway_us, "manager": 20.0, "pilot": 10.0, "library": 30.0}
-    return lambda *_, **__: {"cpu_us": cpu_us, "ttft_ms": [9.0] * 300, "late": [0.0] * 300}
-
-
-def added_side(ttft_ms: float) -> Callable[..., dict[str, Any]]:
-    cost = cost_side(1.0)()
-    return lambda _, side, *__: {**cost, "ttft_ms": [2.0] * 297 + [2.0 if side == "direct" else ttft_ms] * 3}
-
-
-def rate_side(tokens_per_s: float) -> Callable[..., dict[str, Any]]:
-    return lambda *_, **__: {"200": {"tokens_per_s": tokens_per_s, "cpu_us": {"gateway": 1.0}}}
-
-
-def page_side(milliseconds: float) -> Callable[..., dict[str, Any]]:
-    return lambda *_, **__: {
-        "page_ms": 50.0, "manager_ms": milliseconds - 50.0, "updates": 60.0, "update_kb": 9.0, "share": 1.0,
-    }  # fmt: skip
-
-
-def scores_side(score: float) -> Callable[..., dict[str, Any]]:
-    return lambda *_, **__: {task: {"hf": 0.5, "gateway": score} for task in lm_eval_scores.SCORES}
-
-
-@pytest.mark.parametrize(
-    ("module", "measure", "side", "line", "met", "missed"),
-    [
-        (taskvine, taskvine.measure, taskvine_side, 0, 10.1, 9.9),
-        (fact_batches, fact_batches.measure, batches_side, -1, 109.0, 111.0),
-        (core_events, core_events.memory, memory_side, 0, 999.0, 1001.0),
-        (gateway_cost, gateway_cost.measure, cost_side, 3, 22.9, 23.1),
-        (gateway_cost, gateway_cost.measure, added_side, -1, 21.9, 22.1),
-        (gateway_rate, gateway_rate.measure, rate_side, 0, 20_001.0, 19_999.0),
-        (gateway_rate, gateway_rate.measure, rate_side, 1, 50_001.0, 49_999.0),
-        (dashboard, dashboard.measure, page_side, 0, 199.0, 201.0),
-        (lm_eval_scores, lm_eval_scores.measure, scores_side, 0, 0.509, 0.489),
-    ],
-)
-def test_bars_of_other_benchmarks_are_judged_by_their_numbers(
-    module: Any, measure: Any, side: Any, line: int, met: float, missed: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("missing", "why_not"):
-        monkeypatch.setattr(module, name, lambda *_: "", raising=False)
-    monkeypatch.setattr(lm_eval_scores, "PYTHON", "true")
-    for number, verdict in ((met, Verdict.MET), (missed, Verdict.MISSED)):
-        monkeypatch.setattr(module, "run_side", side(number))
-        assert measure(lambda _: None).lines[line].verdict() is verdict
 
 
 def test_failed_side_gives_no_number() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 pytest.importorskip("prometheus_client")
@@ -13,10 +11,8 @@ from benchmarks.serving.gateway_objectives import (
     Wanted,
     figures,
     requests_at,
-    table_of,
 )
 from benchmarks.serving.gateway_objectives_world import Delayed, Length, simulated_met
-from benchmarks.tables import Verdict
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.policies.named import named
 from stoker.protocol.calls import Objective
@@ -67,25 +63,3 @@ def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
             Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(), models=MODELS, memory_bytes=1_000_000_000,
         )  # fmt: skip
         assert met == 100.0, policy
-
-
-def run_of(ours: float, theirs: float, *, late: int) -> dict[str, Any]:
-    side = {"statuses": {}, "offers": {}, "ttft_p50_s": 0.1, "tpot_p50_s": 0.01, "rehearsed": 5.0}
-    side["simulated"] = ours - 4.0
-    return {
-        "seed": 1, "requests": 100, "capacity": 5.0, "ttft_s": 1.0, "tpot_s": 0.1, "load": [1.0],
-        "delays": {"message_s": 0.001, "load_s": 2.0},
-        "slinfer": {**side, "met": ours}, "default": {**side, "met": theirs},
-        "replays": {"refused": {"late": late, "harm": 1, "of": 10}, "accepted": {"late": 1, "harm": 0, "of": 10}},
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ours", "late", "expected"), [((90, 80, 70), 9, (True, True)), ((90, 80, 50), 8, (False, False))]
-)
-def test_single_seed_with_fewer_met_objectives_misses_the_bar(
-    ours: tuple[int, ...], late: int, expected: tuple[bool, bool]
-) -> None:
-    table = table_of([run_of(each, 60.0, late=late) for each in ours])
-    verdicts = [line.verdict() for line in table.lines if line.bar is not None]
-    assert verdicts == [Verdict.MET if met else Verdict.MISSED for met in (expected[0], True, expected[1])]

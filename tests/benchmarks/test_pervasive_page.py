@@ -67,14 +67,6 @@ def test_page_matches_its_record() -> None:
     assert (FOLDER / PAGE).read_text() == report.write(read_record(FOLDER / RECORD))
 
 
-def test_no_result_of_the_paper_is_an_input_of_a_prediction() -> None:
-    answers = {paper.FIGURE_9A_S, paper.FIGURE_9B_S}
-    assert not answers & {*predict.RAMPS_9B_S, *(until_s for _, until_s, _, _ in predict.RAMPS_9A)}
-    source = Path(predict.__file__).read_text()
-    assert "FIGURE_9A_S" not in source
-    assert "FIGURE_9B_S" not in source
-
-
 def test_number_just_outside_an_interval_counts_as_outside() -> None:
     assert claims.verdict_text(100.0, [90.0, 110.0]) == "inside"
     assert claims.verdict_text(100.0, [90.0, 100.0]) == "inside, at its end"

@@ -73,31 +73,6 @@ def test_idle_instance_is_kept_for_its_keep_alive_before_eviction() -> None:
     assert ended_at == pytest.approx(last_token_at + 1.0, abs=0.01)
 
 
-def test_longest_waiting_request_gets_the_freed_node() -> None:
-    asked = [_ask(10.0, 0, output=20), _ask(10.3, 2, prompt=4000), _ask(10.4, 1, prompt=4000)]
-    simulation = _run(_world(models=3), asked, keep_alive_s=0.5)
-    log = simulation.log
-    began = [call for what, call in zip(log.what, log.call, strict=True) if what == Happened.CALL_BEGAN]
-    assert began == sorted(began)
-    assert len(began) == 3
-
-
 def test_request_without_room_is_dropped_when_late() -> None:
     asked = [_ask(10.0, 0, output=400), _ask(12.0, 1)]
     assert [at_s for at_s, _ in _rows(_run(_world(models=2), asked), Happened.CALL_FAILED)] == [12.5]
-
-
-def test_two_instances_share_a_node_that_is_split_in_half() -> None:
-    simulation = _run(_world(models=3, parts=2, gpus=2), [_ask(10.0, n) for n in range(3)], parts=2)
-    places = [pilot for _, pilot in _rows(simulation, Happened.LIBRARY_STARTED)]
-    assert sorted(places.count(pilot) for pilot in set(places)) == [1, 2]
-
-
-def test_polling_request_takes_a_freed_node_at_its_next_try() -> None:
-    asked = [_ask(10.0, 0, output=10), _ask(11.1, 1, prompt=4000)]
-    first, second = (_run(_world(models=2), asked, keep_alive_s=0.3, poll_s=poll_s) for poll_s in (0.0, 0.25))
-    [(ended_at, _)] = _rows(first, Happened.LIBRARY_ENDED)[:1]
-    assert _rows(first, Happened.LIBRARY_STARTED)[1][0] == ended_at
-    started_at = _rows(second, Happened.LIBRARY_STARTED)[1][0]
-    tries = [round(11.1 + 0.25 * count, 3) for count in range(10)]
-    assert started_at == min(at_s for at_s in tries if at_s >= ended_at)

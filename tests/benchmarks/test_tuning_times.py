@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tables import Verdict
 from benchmarks.tuning import tuning_times
 
 
@@ -20,9 +19,3 @@ def side(*, lookup_s: float) -> dict[str, object]:
 
 def test_simulator_divides_only_lookup_and_iterations_by_devices() -> None:
     assert tuning_times.simulated_s(side(lookup_s=10.0)) == pytest.approx(3.0 + (20.0 + 24.0) / 2, abs=1e-3)
-
-
-@pytest.mark.parametrize(("lookup_s", "verdict"), [(10.5, Verdict.MET), (20.0, Verdict.MISSED)])
-def test_lookup_that_two_devices_do_not_share_misses_the_bar(lookup_s: float, verdict: Verdict) -> None:
-    table = tuning_times.table_of([side(lookup_s=lookup_s)] * 3)
-    assert table.lines[0].verdict() is verdict

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
+import pytest
+from cli.command_line import Stoker
 from core.builders import Cluster, devices, recipe
 from sim.worlds import calls, model, source, world
 
@@ -53,13 +53,12 @@ def test_page_names_the_required_methods_of_a_dispatch_policy() -> None:
     assert {*SEAMS["dispatch"]} <= {*asked}
 
 
-def test_dispatch_policy_of_the_page_runs_in_the_simulator(tmp_path: Path) -> None:
+def test_dispatch_policy_of_the_page_runs_in_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DOCS.parent)
     (command,) = re.findall(r"^\$ stoker (.*)$", DISPATCH, re.MULTILINE)
     small = ["--seeds", "1", "--jobs", "1", "--set", "workload.inputs=400", "--set", "outputs.plots=false"]
-    words = [sys.executable, "-m", "stoker.manager.cli.entry", *command.split(), *small, "--out", str(tmp_path / "out")]
-    done = subprocess.run(words, cwd=DOCS.parent, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^ +least_served\.py:LeastServed ", done.stdout, re.MULTILINE)
+    said = Stoker().ok(*command.split(), *small, "--out", str(tmp_path / "out")).stdout
+    assert re.search(r"^ +least_served\.py:LeastServed ", said, re.MULTILINE)
 
 
 def test_dispatch_policy_of_the_page_spreads_calls_and_starts_gangs() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
-from polling import PATIENCE_S
 
 from stoker.protocol.session import (
     GatewayNote,
@@ -86,37 +83,6 @@ def test_notes_are_written_read_and_removed(tmp_path) -> None:
     remove_gateway_note(tmp_path, "models-2f")
     remove_gateway_note(tmp_path, "models-2f")
     assert len(read_gateway_notes(SessionFolder(tmp_path))) == 1
-
-
-def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
-    pytest.importorskip("starlette")
-    from stoker.apps.gateway import figures
-
-    class Session:
-        folder = tmp_path
-
-    (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # a folder where the gateway would write its note
-    monkeypatch.setattr(figures, "WRITTEN_EVERY_S", 0.01)
-    tries = 0
-
-    def write(*note) -> None:
-        nonlocal tries
-        tries += 1
-        write_gateway_note(*note)
-
-    monkeypatch.setattr(figures, "write_gateway_note", write)
-    notes = figures.GatewayNotes(Session(), {}, name="models-1f", address="http://127.0.0.1:8000")  # type: ignore[arg-type]
-
-    async def keep_for_some_tries() -> None:
-        keeping = asyncio.create_task(notes.keep())
-        while tries < 4:
-            await asyncio.sleep(0.005)
-        keeping.cancel()
-
-    asyncio.run(asyncio.wait_for(keep_for_some_tries(), PATIENCE_S))
-    assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "stoker status will not show these models"
-    ]
 
 
 @pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])

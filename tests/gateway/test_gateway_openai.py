@@ -370,6 +370,7 @@ def leave(gateway, kind, *, stream):
                 client.post(url, json=body)
 
 
+@pytest.mark.long
 def test_leaving_clients_and_batches_end_no_library(world, gateway, http, client):
     """Other clients keep their stream, their model and its cache."""
     chat(client)  # the process from which libraries are forked has started

@@ -30,6 +30,7 @@ def run(suite: Path, *options: str) -> str:
     return (suite / "order").read_text()
 
 
+@pytest.mark.long
 def test_longest_file_of_the_last_run_starts_first(suite):
     workers = ("-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
     (suite / "sleep-c").touch()
