@@ -7,7 +7,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from polling import PATIENCE_S
+from gateway.loops import in_loop, until
 
 if not all(map(find_spec, ("starlette", "prometheus_client"))):
     pytest.skip("needs the extra serve", allow_module_level=True)
@@ -23,16 +23,15 @@ from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer
 from stoker.errors import ContextError
 
 
-async def never():
-    return False
-
-
-def answer_of(pieces, *, is_hot=never, use=None):
+def answer_of(pieces, *, use=None):
     figures = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
     async def waits_for():
         return "loading m"
+
+    async def is_hot():
+        return False
 
     running = RunningRequest(figures, HeldRequest((use or KeyUse(running=1)).end))
     return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot, failed=lambda _error: None)
@@ -50,67 +49,55 @@ def code_of(event):
     return json.loads(event.removeprefix(b"data: "))["error"]["code"]
 
 
-def test_error_before_the_first_piece_is_raised_and_has_a_status():
-    async def ask():
-        answer = answer_of(fails())
-        with pytest.raises(ContextError, match="out of memory"):
-            await answer.begin()
-        await answer.leave()
-
-    asyncio.run(ask())
+@in_loop
+async def test_error_before_the_first_piece_is_raised_and_has_a_status():
+    answer = answer_of(fails())
+    with pytest.raises(ContextError, match="out of memory"):
+        await answer.begin()
+    await answer.leave()
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "between two pieces"])
-def test_left_stream_counts_until_its_calls_end(waits):
-    async def ask():
-        use = KeyUse(running=1)
-        answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
-        await answer.begin()
-        events = answer.events()
+@in_loop
+async def test_left_stream_counts_until_its_calls_end(waits):
+    use = KeyUse(running=1)
+    answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
+    await answer.begin()
+    events = answer.events()
+    await anext(events)
+    if waits:
         await anext(events)
-        if waits:
-            await anext(events)
-            waiting = asyncio.ensure_future(anext(events))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait({waiting})
-        await events.aclose()
-        await answer.close()
-        assert use.running == 1
-        async with asyncio.timeout(PATIENCE_S):
-            while use.running:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(ask())
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    await events.aclose()
+    await answer.close()
+    assert use.running == 1
+    await until(lambda: not use.running)
 
 
-def test_error_after_a_piece_is_the_last_event():
-    async def ask():
-        answer = answer_of(fails(TextBegun(3)))
-        await answer.begin()
-        events = [event async for event in answer.events()]
-        await answer.close()
-        return events
-
-    begun, error = asyncio.run(ask())
+@in_loop
+async def test_error_after_a_piece_is_the_last_event():
+    answer = answer_of(fails(TextBegun(3)))
+    await answer.begin()
+    begun, error = [event async for event in answer.events()]
+    await answer.close()
     assert json.loads(begun.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
     assert code_of(error) == "model_unavailable"
 
 
-def test_error_after_a_comment_is_the_last_event(monkeypatch):
+@in_loop
+async def test_error_after_a_comment_is_the_last_event(monkeypatch):
     monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
-
-    async def ask():
-        fail, events = asyncio.Event(), []
-        answer = answer_of(fails(after=fail))
-        await answer.begin()
-        async for event in answer.events():
-            events.append(event)
-            fail.set()
-        await answer.close()
-        return events
-
-    comment, *_, error = asyncio.run(ask())
+    fail, events = asyncio.Event(), []
+    answer = answer_of(fails(after=fail))
+    await answer.begin()
+    async for event in answer.events():
+        events.append(event)
+        fail.set()
+    await answer.close()
+    comment, *_, error = events
     assert comment == b": loading m\n\n"
     assert code_of(error) == "model_unavailable"
 

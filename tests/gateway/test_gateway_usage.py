@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
+from gateway.loops import in_loop, until
 from gateway.test_gateway_batch_limits import ANSWERS_THEN_WAITS, begun, ended, take_all
-from gateway.test_gateway_batch_room import until
 
 from stoker.apps.batch_inference.run import Permits
 from stoker.apps.common.models_file import ModelSettings
@@ -166,28 +166,26 @@ class ModelBatches(Batches):
         return await asyncio.create_subprocess_exec(*words)
 
 
-def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
+@in_loop
+async def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
     def made(recorder: UsageRecorder) -> ModelBatches:
         return ModelBatches(
             tmp_path / "b", FileStore(tmp_path / "f"), models=tmp_path, session="s", usage=recorder, names=("small",)
         )
 
-    async def test() -> None:
-        first = UsageRecorder(file)
-        batches = made(first)
-        batch = await begun(batches, model="small")
-        await until(lambda: first.flush() or requests_in(file).get(("-", "small")) == 3)
-        await batches.leave()
-        second = UsageRecorder(file)
-        later = made(second)
-        later.resume()
-        later.cancel(batch.id, owner="")
-        assert (await ended(later, batch.id)).status == "cancelled"
-        second.flush()
-        [row] = file.read(ALL)
-        assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
-
-    asyncio.run(test())
+    first = UsageRecorder(file)
+    batches = made(first)
+    batch = await begun(batches, model="small")
+    await until(lambda: first.flush() or requests_in(file).get(("-", "small")) == 3)
+    await batches.leave()
+    second = UsageRecorder(file)
+    later = made(second)
+    later.resume()
+    later.cancel(batch.id, owner="")
+    assert (await ended(later, batch.id)).status == "cancelled"
+    second.flush()
+    [row] = file.read(ALL)
+    assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
 
 
 # ---- groups
@@ -244,23 +242,20 @@ def test_batches_share_the_limits_of_their_group(keys, tmp_path):
     assert sum(take_all(*each) for each in paces) == 8  # 900 tokens for batches, of which 100 or 200 are used
 
 
-def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
+@in_loop
+async def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
     keys.add("ana", KeyLimits(tokens_per_minute=1000))
     guard = Guard(keys)
     pace, permits = BatchPace(tmp_path / "p", guard, owner="ana"), Permits(tmp_path / "p")
     pace.begin(left=100)
-
-    async def test() -> None:
-        take_all(pace, permits)
-        permits.end(100)
-        assert take_all(pace, permits) == 8
-        permits.end(100)
-        keeping = asyncio.create_task(pace.keep())
-        await asyncio.sleep(0)
-        keeping.cancel()
-        await asyncio.wait({keeping})
-
-    asyncio.run(test())
+    take_all(pace, permits)
+    permits.end(100)
+    assert take_all(pace, permits) == 8
+    permits.end(100)
+    keeping = asyncio.create_task(pace.keep())
+    await asyncio.sleep(0)
+    keeping.cancel()
+    await asyncio.wait({keeping})
     with pytest.raises(TryLater, match=r"has used 1,000|has used 900"):
         guard.begin(guard.caller_by_key_name("ana"), used=KeyLimits.limits_for_batches)
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, suppress
 import psutil
 import pytest
 from gateway.asking import BODY, CHAT
+from gateway.loops import in_loop
 from gateway.running import LIMIT_S, keys, stoker, until
 
 from stoker.apps.gateway import workers as workers_module
@@ -236,64 +237,59 @@ def is_running(process):
 # ---- parts
 
 
-def test_failing_workers_restart_after_growing_pauses(tmp_path, monkeypatch, caplog):
+@in_loop
+async def test_failing_workers_restart_after_growing_pauses(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(workers_module.sys, "executable", "/bin/false")
     monkeypatch.setattr(workers_module, "_PAUSE_S", 0.01)
     monkeypatch.setattr(workers_module, "_LONGEST_PAUSE_S", 0.04)
-
-    async def run():
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            task = WorkerTask(
-                parent=os.getpid(), listener=listener.fileno(), session="", settings={}, most_bytes=1, origins=(),
-                tls=None,
-            )  # fmt: skip
-            workers = GatewayWorkers(task, number=1, models={}, guard=Guard(KeyFile(tmp_path / "keys.json")))
-            keeping = asyncio.create_task(workers.keep(None))
-            while workers.facts.restarts < 4:
-                await asyncio.sleep(0.01)
-            assert workers.facts.running == 0
-            await workers.stop()
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-
-    asyncio.run(run())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = WorkerTask(
+            parent=os.getpid(), listener=listener.fileno(), session="", settings={}, most_bytes=1, origins=(),
+            tls=None,
+        )  # fmt: skip
+        workers = GatewayWorkers(task, number=1, models={}, guard=Guard(KeyFile(tmp_path / "keys.json")))
+        keeping = asyncio.create_task(workers.keep(None))
+        while workers.facts.restarts < 4:
+            await asyncio.sleep(0.01)
+        assert workers.facts.running == 0
+        await workers.stop()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
     pauses = [record.args[1] for record in caplog.records if "ended with" in record.message]
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.04]
 
 
-def test_calls_between_processes_return_fail_and_are_cancelled():
-    async def run():
-        here, there = socket.socketpair()
-        begun, cancelled = asyncio.Event(), asyncio.Event()
+@in_loop
+async def test_calls_between_processes_return_fail_and_are_cancelled():
+    here, there = socket.socketpair()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
-        async def do(name, given):
-            if name == "double":
-                return [2 * each for each in given]
-            if name == "fail":
-                raise ValueError("no such model")
-            try:
-                begun.set()
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
+    async def do(name, given):
+        if name == "double":
+            return [2 * each for each in given]
+        if name == "fail":
+            raise ValueError("no such model")
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
-        one = GatewayPeer(*await asyncio.open_unix_connection(sock=here), do)
-        two = GatewayPeer(*await asyncio.open_unix_connection(sock=there), do)
-        running = [asyncio.create_task(each.run()) for each in (one, two)]
-        assert await asyncio.gather(one.call("double", 2, b"ab"), two.call("double", "c")) == [[4, b"abab"], ["cc"]]
-        with pytest.raises(PeerLostError, match="no such model"):
-            await one.call("fail")
-        waiting = asyncio.create_task(one.call("wait"))
-        await begun.wait()
-        waiting.cancel()
-        await cancelled.wait()
-        waiting = asyncio.create_task(one.call("wait"))
-        await asyncio.sleep(0)
-        running[1].cancel()
-        with pytest.raises(PeerLostError):
-            await waiting
-        with pytest.raises(PeerLostError):
-            await one.call("double", 1)
-        await asyncio.gather(*running, return_exceptions=True)
-
-    asyncio.run(run())
+    one = GatewayPeer(*await asyncio.open_unix_connection(sock=here), do)
+    two = GatewayPeer(*await asyncio.open_unix_connection(sock=there), do)
+    running = [asyncio.create_task(each.run()) for each in (one, two)]
+    assert await asyncio.gather(one.call("double", 2, b"ab"), two.call("double", "c")) == [[4, b"abab"], ["cc"]]
+    with pytest.raises(PeerLostError, match="no such model"):
+        await one.call("fail")
+    waiting = asyncio.create_task(one.call("wait"))
+    await begun.wait()
+    waiting.cancel()
+    await cancelled.wait()
+    waiting = asyncio.create_task(one.call("wait"))
+    await asyncio.sleep(0)
+    running[1].cancel()
+    with pytest.raises(PeerLostError):
+        await waiting
+    with pytest.raises(PeerLostError):
+        await one.call("double", 1)
+    await asyncio.gather(*running, return_exceptions=True)
