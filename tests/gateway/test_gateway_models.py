@@ -312,6 +312,21 @@ def test_base_and_adapters_write_their_own_texts_in_one_context(gateway, http, c
     assert all(each in shared for each in NAMES)
 
 
+def test_echoed_prompt_has_the_likelihoods_of_pefts_soft_prompt(gateway, http, tokenizer):
+    import peft
+
+    body = {"model": "soft", "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+    found = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
+    base = transformers.AutoModelForCausalLM.from_pretrained(gateway.folder / "models" / "tiny")
+    model = peft.PeftModel.from_pretrained(base, gateway.folder / "soft").eval()
+    ids = tokenizer([PROMPT], return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -ids.shape[1] : -1]
+    expected = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
+    assert found[0] is None
+    assert found[1:] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 def test_adapters_are_listed_with_their_base(http):
     listed = {each["id"]: each.get("parent") for each in http.get("/v1/models").json()["data"]}
     assert {name: base for name, base in listed.items() if base} == dict.fromkeys(("legal", "soft", "damaged"), "base")
