@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import itertools
 import json
 import os
 import re
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from importlib.metadata import metadata
 from importlib.util import find_spec
 
 import httpx
@@ -62,18 +60,6 @@ def write_models():
         (folder / "models.toml").write_text(MODELS + MORE)
 
     return write
-
-
-@pytest.fixture
-def key(world):
-    """A function that makes keys; all keys are removed afterwards."""
-    made = itertools.count()
-
-    def make(*options, name=""):
-        return keys("add", name or f"key{next(made)}", *options)
-
-    yield make
-    (world.home / "serve" / "keys.json").unlink(missing_ok=True)
 
 
 # ---- limits
@@ -302,11 +288,19 @@ def test_wrong_option_is_refused_without_a_load(client, gateway):
 
 # ---- clients of third parties
 
+OTHERS_PYTHON = os.environ.get("STOKER_CLIENTS_PYTHON", "")
+"""The Python of an environment with the clients of .ci/clients.txt, whose requirements exclude Stoker's."""
 
-def examples_in(text, *parts):
-    """Return the first Python block of a published text that has all parts, for each list of parts."""
+
+def example_in(text, *parts):
+    """Return the first Python block of a published text that has all parts."""
     blocks = [textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
-    return [next(block for block in blocks if all(part in block for part in wanted)) for wanted in parts]
+    return next(block for block in blocks if all(part in block for part in parts))
+
+
+def readme_of(package, python=sys.executable):
+    code = f"from importlib.metadata import metadata; print(metadata({package!r}).get_payload())"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
 
 
 def run_example(gateway, code, *, model="gpt-5.5", python=sys.executable, **settings):
@@ -321,31 +315,20 @@ def run_example(gateway, code, *, model="gpt-5.5", python=sys.executable, **sett
     return done.stdout
 
 
-def readme_of(package, python):
-    """Return the README of a package in another environment, and skip the test without this environment."""
-    if not python:
-        pytest.skip("STOKER_CLIENTS_PYTHON names no Python with the packages of .ci/clients.txt")
-    code = f"from importlib.metadata import metadata; print(metadata({package!r}).get_payload())"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "parts",
+    ("module", "package", "parts"),
     [
-        ("OpenAI()", "chat.completions.create", "developer"), ("OpenAI(", "responses.create", "instructions"),
-        ("AsyncOpenAI(", "responses.create", "asyncio.run"), ("OpenAI()", "stream=True", "for event in stream"),
+        ("openai", "openai", ("OpenAI()", "chat.completions.create", "developer")),
+        ("openai", "openai", ("AsyncOpenAI(", "responses.create", "asyncio.run")),
+        ("openai", "openai", ("OpenAI()", "stream=True", "for event in stream")),
+        ("agents", "openai-agents", ("Runner.run_sync(agent, ",)),
     ],
-)  # fmt: skip
-def test_examples_of_openai_run_unchanged(gateway, parts):
-    [code] = examples_in(str(metadata("openai").get_payload()), parts)
-    run_example(gateway, code)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("agents") is None, reason="openai-agents is not installed")
-def test_example_of_openai_agents_runs_unchanged(gateway):
-    [code] = examples_in(str(metadata("openai-agents").get_payload()), ("Runner.run_sync(agent, ",))
+)
+def test_examples_of_openais_packages_run_unchanged(gateway, module, package, parts):
+    if find_spec(module) is None:
+        pytest.skip(f"{package} is not installed")
+    code = example_in(readme_of(package), *parts)
     run_example(gateway, code, OPENAI_DEFAULT_MODEL="gpt-5.5", OPENAI_AGENTS_DISABLE_TRACING="1")
 
 
@@ -355,26 +338,20 @@ def test_examples_of_langchain_run_unchanged(gateway):
     from langchain_openai import ChatOpenAI
 
     parts = ("model = ChatOpenAI(", "max_retries=2"), ("model.invoke(messages)",), ("in model.stream(messages)",)
-    made, *used = examples_in(inspect.getdoc(ChatOpenAI), *parts)
+    made, *used = (example_in(inspect.getdoc(ChatOpenAI), *each) for each in parts)
     assert made.count('model="..."') == 1
     run_example(gateway, "\n".join([made.replace('model="..."', 'model="gpt-5.5"'), *used]))
 
 
-OTHERS_PYTHON = os.environ.get("STOKER_CLIENTS_PYTHON", "")
-"""The Python of an environment with the clients of .ci/clients.txt, whose requirements exclude Stoker's."""
-
-
 @pytest.mark.long
-def test_example_of_instructor_runs_unchanged(gateway):
-    [code] = examples_in(readme_of("instructor", OTHERS_PYTHON), ("from_provider(", "print(user)"))
+@pytest.mark.skipif(
+    not OTHERS_PYTHON, reason="STOKER_CLIENTS_PYTHON names no Python with the packages of .ci/clients.txt"
+)
+def test_examples_of_instructor_and_litellm_run_unchanged(gateway):
+    code = example_in(readme_of("instructor", OTHERS_PYTHON), "from_provider(", "print(user)")
     printed = run_example(gateway, code, model="gpt-4o-mini", python=OTHERS_PYTHON)
     assert re.match(r"name=(['\"]).*\1 age=-?\d+$", printed, re.DOTALL)
-
-
-@pytest.mark.long
-def test_example_of_litellm_runs_unchanged(gateway):
-    """Its program also calls a second provider, which is left out."""
-    [code] = examples_in(readme_of("litellm", OTHERS_PYTHON), ("from litellm import completion", "# Anthropic"))
-    code, _, _ = code.partition("# Anthropic")
+    code = example_in(readme_of("litellm", OTHERS_PYTHON), "from litellm import completion", "# Anthropic")
+    ours, _, _ = code.partition("# Anthropic")  # the program also calls a second provider
     # litellm would request prices from another site
-    run_example(gateway, code, model="gpt-4o", python=OTHERS_PYTHON, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    run_example(gateway, ours, model="gpt-4o", python=OTHERS_PYTHON, LITELLM_LOCAL_MODEL_COST_MAP="True")

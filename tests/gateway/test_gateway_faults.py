@@ -32,7 +32,7 @@ from gateway.asking import (
     text_of,
 )
 from gateway.browser import browser_path, headless
-from gateway.running import LIMIT_S, RunningGateway, keys, stoker, until
+from gateway.running import LIMIT_S, RunningGateway, stoker, until
 from polling import polls
 from tiny_model import write_tiny_model
 
@@ -163,9 +163,9 @@ def certificate(tmp_path):
     return files
 
 
-def test_gateway_uses_its_certificate_and_allowed_sites(world, gateway, beside, certificate):
-    cert, key = map(str, certificate)
-    secure = beside("secure.toml", "--tls-cert", cert, "--tls-key", key, "--origin", SITE, "--json")
+def test_gateway_uses_its_certificate_and_allowed_sites(gateway, beside, certificate, key):
+    cert, private = map(str, certificate)
+    secure = beside("secure.toml", "--tls-cert", cert, "--tls-key", private, "--origin", SITE, "--json")
     assert secure.url.startswith("https://127.0.0.1:")
     document = until(lambda: re.search(r"^\{.*?^\}", "".join(secure.said), re.DOTALL | re.MULTILINE), why="--json")
     told = json.loads(document[0])
@@ -177,12 +177,9 @@ def test_gateway_uses_its_certificate_and_allowed_sites(world, gateway, beside, 
         httpx.get(f"{secure.url}/health", timeout=LIMIT_S)
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"{secure.url.replace('https', 'http')}/health", timeout=LIMIT_S)
-    keys("add", "ana")  # without keys no page of another site may ask
-    try:
-        with httpx.Client(base_url=secure.url, verify=ssl.create_default_context(cafile=cert), timeout=LIMIT_S) as http:
-            named, other = (http.options(CHAT, headers=preflight_of(site)) for site in (SITE, "https://other.example"))
-    finally:
-        (world.home / "serve" / "keys.json").unlink()
+    key()  # without keys no page of another site may ask
+    with httpx.Client(base_url=secure.url, verify=ssl.create_default_context(cafile=cert), timeout=LIMIT_S) as http:
+        named, other = (http.options(CHAT, headers=preflight_of(site)) for site in (SITE, "https://other.example"))
     assert named.headers["access-control-allow-origin"] == SITE
     assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
 
@@ -286,20 +283,17 @@ def test_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_path
 
 @with_browser
 @pytest.mark.long
-def test_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, world):
-    key = keys("add", "ana")
-    try:
-        page.open(gateway.url)
-        until(lambda: page.value("document.readyState") == "complete", why="the page")
-        until(lambda: "a key is required" in text_in(page, "#about"), why="the form")
-        assert page.value("document.getElementById('main').hidden")
-        page.value("document.getElementById('key').value = 'sk-wrong'; document.querySelector('#ask button').click()")
-        until(lambda: "not valid" in text_in(page, "#about"), why="the page reports a wrong key")
-        page.value(f"document.getElementById('key').value = '{key}'; document.querySelector('#ask button').click()")
-        until(lambda: row_of(page, "small"), why="the figures")
-        assert key not in page.value("location.href")
-    finally:
-        (world.home / "serve" / "keys.json").unlink()
+def test_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, key):
+    own = key()
+    page.open(gateway.url)
+    until(lambda: page.value("document.readyState") == "complete", why="the page")
+    until(lambda: "a key is required" in text_in(page, "#about"), why="the form")
+    assert page.value("document.getElementById('main').hidden")
+    page.value("document.getElementById('key').value = 'sk-wrong'; document.querySelector('#ask button').click()")
+    until(lambda: "not valid" in text_in(page, "#about"), why="the page reports a wrong key")
+    page.value(f"document.getElementById('key').value = '{own}'; document.querySelector('#ask button').click()")
+    until(lambda: row_of(page, "small"), why="the figures")
+    assert own not in page.value("location.href")
     assert page.errors == []
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from gateway.asking import BODY, CHAT
 from gateway.loops import in_loop
-from gateway.running import LIMIT_S, keys, stoker, until
+from gateway.running import LIMIT_S, stoker, until
 
 from stoker.apps.gateway import workers as workers_module
 from stoker.apps.gateway.keys import Guard, KeyFile
@@ -30,18 +30,6 @@ SHORT = {**BODY, "max_tokens": 4}
 @pytest.fixture(scope="module")
 def serve_options():
     return ["--workers", str(NUMBER)]
-
-
-@pytest.fixture
-def key(world):
-    made = []
-
-    def make(*limits):
-        made.append(f"ana{len(made)}")
-        return keys("add", made[-1], *limits)
-
-    yield make
-    (world.home / "serve" / "keys.json").unlink(missing_ok=True)
 
 
 def workers_of(gateway):
@@ -114,7 +102,7 @@ def row_of_status(gateway):
 
 @pytest.mark.slow
 def test_figures_usage_and_files_are_those_of_all_workers(gateway, connect, key, world):
-    own = keys("add", "eve")  # a name that no other test counts; `key` removes it
+    own = key(name="eve")  # a name that no other test counts
     [(_, one), (_, two)] = connect(own)
     done = "stoker_gateway_requests_total"
     before = metric(one, done)
