@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from stoker.manager.advice import similar
 from stoker.manager.advice.estimating import (
     Estimator,
     MeasuredSample,
-    estimate_from_samples,
     fit_effects,
     merge_loader_facts,
     usual_exponent,
@@ -143,20 +141,6 @@ def test_fitted_effects_start_from_the_prior_exponents():
     assert usual_exponent("seed", {}) == 0.0
 
 
-def test_blend_uses_the_nearest_rows_and_returns_its_uncertainty():
-    near = [MeasuredSample(1.0, 0.0, 0.95), MeasuredSample(1.1, 0.0, 0.95)]
-    far = [MeasuredSample(100.0, 0.0, 0.6)]
-    one = estimate_from_samples([*near, *far], {}, most=5)
-    assert one.median == pytest.approx(1.05, rel=0.05)
-    alone = estimate_from_samples([MeasuredSample(1.0, 0.0, 0.7)], {}, most=5)
-    agreed = estimate_from_samples([MeasuredSample(1.0, 0.0, 0.95)] * 5, {}, most=5)
-    assert alone.high / alone.low > agreed.high / agreed.low > 1
-    assert alone.mean > alone.median
-    assert (
-        estimate_from_samples([MeasuredSample(0.0, 0.0, 0.9), MeasuredSample(math.nan, 0.0, 0.9)], {}, most=5) is None
-    )
-
-
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")
 
 
@@ -170,39 +154,6 @@ def write_rows(path: str, name: str, count: int) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "sources.sqlite"
-
-
-def test_two_writers_and_a_reader_share_one_file(path: Path):
-    reader = SourceHistory(path)
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_rows, args=(str(path), name, 25)) for name in "ab"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    assert len(reader.rows()) == 50
-
-
-@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_damaged_file_is_moved_aside_with_a_warning(path: Path, content: bytes, caplog: pytest.LogCaptureFixture):
-    path.parent.mkdir()
-    path.write_bytes(content)
-    history = SourceHistory(path)
-    history.remember("r", FACTS)
-    assert [row.recipe for row in history.rows()] == ["r"]
-    assert "was damaged" in caplog.text
-    assert list(path.parent.glob("*.damaged-*"))
-
-
-def test_file_with_another_schema_is_moved_aside(path: Path):
-    path.parent.mkdir()
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE sources (recipe TEXT, something TEXT)")
-    db.close()
-    history = SourceHistory(path)
-    history.remember("r", FACTS)
-    assert len(history.rows()) == 1
 
 
 def test_unreadable_row_is_skipped(path: Path):
@@ -219,11 +170,3 @@ def test_the_oldest_rows_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(similar, "MOST_ROWS", 3)
     write_rows(str(path), "r", 6)
     assert len(SourceHistory(path).rows()) == 4
-
-
-def test_nothing_is_remembered_if_no_file_can_be_created(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    (tmp_path / "file").touch()
-    history = SourceHistory(tmp_path / "file" / "sources.sqlite")
-    history.remember("r", FACTS)
-    assert history.rows() == []
-    assert "not remembered" in caplog.text

@@ -49,12 +49,6 @@ def test_a_whole_chain_of_tracebacks_is_shown():
     assert [line.number for line in found.before] == list(range(261, 301))
 
 
-def test_lines_of_two_ranks_are_distinguished():
-    both = [f"[rank{rank}]: {line}" for line in CHAINED for rank in (2, 0)]
-    found = locate([*GOOD, *both])
-    assert [line.text for line in found.traceback] == [f"[rank2]: {line}".rstrip() for line in CHAINED]
-
-
 def test_cause_is_found_among_thousands_of_lines_of_other_ranks():
     early, late = lost(7), [line for rank in range(8, 508) for line in lost(rank)]
     found = locate([*GOOD, *early, *TRACEBACK, *late])

@@ -95,17 +95,6 @@ def test_answer_that_contradicts_the_lines_is_ignored(endpoint: FakeEndpoint, lo
     assert len(endpoint.asked) == 1, "a format without a metric is kept too"
 
 
-def test_total_below_the_count_is_dropped_alone(endpoint: FakeEndpoint, log: Path):
-    endpoint.answer = answers(step="{step}", total_steps="250")
-    found = tracked(log, LineFormats(), model(endpoint))
-    assert found is not None
-    assert (found.step, found.total) == (139.0, 250.0)
-    log.write_text("".join(f"{report(step)}\n" for step in range(300, 340)))
-    found = tracked(log, LineFormats(), model(endpoint))
-    assert found is not None
-    assert (found.step, found.total) == (339.0, None)
-
-
 def test_spent_session_budget_stops_questions_to_the_model(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer, endpoint.tokens = answers(**ANSWER), 5_000
     asking = model(endpoint, session_budget=5_000)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS, noise, run
-from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker, slowdown
+from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker
 from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.advice.metrics.tracker import LOOK_BYTES, newest_lines
-from stoker.manager.policies.reactions import LIMIT
 
 
 def track(lines: Iterable[str], **totals: float) -> LoggedProgress:
@@ -129,31 +128,6 @@ def test_missing_metrics_have_a_reason():
     tracked = MetricTracker().track(["hello", "--lr 0.1 --epochs 3", "10.0.0.1/24"] * 5)
     assert tracked.progress is None
     assert tracked.why == "none of the last 15 lines has a metric"
-
-
-def test_long_tail_is_read_only_as_far_as_needed():
-    read = 0
-
-    def lines() -> Iterable[str]:
-        nonlocal read
-        for k in range(100_000, 0, -1):
-            read += 1
-            yield f"step {k}/200000 loss 1.0"
-
-    assert MetricTracker().track(lines()).progress is not None
-    assert read <= 5_001
-
-
-def test_slowdown_is_detected():
-    before = track(bar(done, 200, rate=4.0) for done in range(1, 40))
-    slower = track(bar(done, 200, rate=2.5) for done in range(40, 80))
-    loss = slowdown(before, slower)
-    assert loss.share == pytest.approx(0.375)
-    assert loss.share > LIMIT
-    kept = slowdown(before, track(bar(done, 200, rate=2.7) for done in range(40, 80)))
-    assert kept.share <= LIMIT
-    assert slowdown(None, slower) is None
-    assert slowdown(before, track(["step 1/9 loss 1"])) is None
 
 
 def newest(path: Path, **settings: int) -> list[str]:

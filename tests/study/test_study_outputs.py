@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sim.worlds import NOW, model, simulate, source, world
 from study.small_runs import small_run
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog
 from stoker.manager.study.log_files import events_of, read_log, write_log, write_timeline
@@ -120,17 +120,6 @@ def test_equal_runs_give_equal_plots_under_any_user_settings(
         again = write_plots(tmp_path, runs, title="A pool that shrinks")
         assert matplotlib.rcParams["lines.linewidth"] == 9.0
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in drawn]
-
-
-def test_missing_matplotlib_error_names_the_package_to_install(
-    tmp_path: Path, runs: dict[str, list[Curves]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(StokerError, match=r"stoker\[study\]"):
-        write_plots(tmp_path, runs, title="t")
-    with pytest.raises(ValueError, match="no runs"):
-        write_plots(tmp_path, {"default": []}, title="t")
-    assert list(tmp_path.iterdir()) == []
 
 
 def slices_by_row(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
