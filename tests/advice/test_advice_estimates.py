@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,7 @@ from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice import similar
 from stoker.manager.advice.estimating import (
     Estimator,
-    MeasuredSample,
-    fit_effects,
     merge_loader_facts,
-    usual_exponent,
 )
 from stoker.manager.advice.similar import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
@@ -127,18 +123,6 @@ def test_missing_estimate_has_a_reason(world: World):
 
 
 # ---- the parts
-
-
-def test_fitted_effects_start_from_the_prior_exponents():
-    samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
-    effects = fit_effects(samples, {"n": 64.0}, width=0.2)
-    assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), (
-        "twice the number takes four times the time"
-    )
-    assert fit_effects(samples[:2], {"n": 64.0}, width=0.2) is None
-    assert usual_exponent("steps", {}) == 0.9
-    assert usual_exponent("batch_size", {"items": 1.0}) == 0.0 != usual_exponent("batch_size", {})
-    assert usual_exponent("seed", {}) == 0.0
 
 
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")

@@ -8,7 +8,6 @@ from benchmarks.papers.arlo.dispatch import (
     BucketDispatcher,
     Dispatcher,
     Outcome,
-    RandomDispatcher,
     dispatch_outcome,
     inter_groups_greedy,
     pack_any_runtime,
@@ -65,19 +64,3 @@ def test_figure_4_strategies_give_the_published_results() -> None:
 )
 def test_figure_5_strategies_place_a_request_of_length_200(strategy: str, instance: int) -> None:
     assert loaded(strategy, FIGURE_5).take(200) == instance
-
-
-def test_random_dispatch_ignores_loads_and_is_reproducible_by_seed() -> None:
-    def taken(seed: int) -> list[int]:
-        dispatcher = RandomDispatcher(seed)
-        for instance in range(4):
-            dispatcher.add(instance, 0)
-        dispatcher.remove(2)
-        return [dispatcher.take(100) for _ in range(3000)]
-
-    counts = [taken(1).count(instance) for instance in range(4)]
-    assert counts[2] == 0
-    assert all(900 < counts[instance] < 1100 for instance in (0, 1, 3))
-    assert taken(1) == taken(1) != taken(2)
-    with pytest.raises(ValueError, match="systems with one runtime"):
-        RandomDispatcher(1).add(0, 1)

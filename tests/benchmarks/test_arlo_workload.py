@@ -52,12 +52,6 @@ def test_share_of_long_requests_varies_slowly_unless_disabled() -> None:
     assert max(shares(0.0)) - min(shares(0.0)) < 0.08
 
 
-def test_demands_count_requests_of_one_objective_per_bin() -> None:
-    found = runtime_demands([10, 64, 65, 512], 1000.0, lengths_of(8), BASE)
-    assert [each.requests for each in found] == pytest.approx([75.0, 37.5, 0, 0, 0, 0, 0, 37.5])
-    assert [each.capacity for each in found][::7] == [130, 30]
-
-
 def test_unserved_requests_are_counted_by_price_and_mix() -> None:
     """Without `overload_s`, equation 5 plans 1.5 times the capacity of one instance of the longest runtime."""
     lengths = [64] * 80 + [512] * 20

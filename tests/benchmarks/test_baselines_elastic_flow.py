@@ -55,15 +55,6 @@ def job(
     return t.call(name, items=items, run_s=run_s, gang=gang, objective=objective, **options)
 
 
-def test_two_jobs_get_their_shares_and_split_spare_devices(lab: Make) -> None:
-    t = lab()
-    job(t, "tight", 80.0)  # the job starts after 12 s and takes 100 s on one replica, so it needs two replicas
-    job(t, "loose", 500.0, context="b")
-    t.run()
-    assert next(size for _, size in starts(t, "tight")) == 2
-    assert next(size for _, size in starts(t, "loose")) in (1, 2)
-
-
 def test_rejected_job_gets_spare_devices_and_is_notified(lab: Make) -> None:
     t = lab(devices=2)
     job(t, "first", 75.0, gang=(2, 2), run_s=50.0).run(until=2.0)

@@ -46,24 +46,6 @@ def test_results_of_a_task_depend_on_target_and_score_order() -> None:
     assert found["reached"] is True
 
 
-def found(by_score: list[int], best: list[int], randoms: list[list[int]]) -> dict[str, Any]:
-    tasks = {}
-    for number, (ours, least, drawn) in enumerate(zip(by_score, best, randoms, strict=True)):
-        one = {"by_score": ours, "best": least, "randoms": drawn, "induced": [ours]}
-        between = {f"{name}_between": value for name, value in one.items()}
-        tasks[f"task {number}"] = {**one, **between, "listed": [str(ours)], "reach": 1.0, "reached": True, "scores": 9}
-    return {"machine": "here", "settings": {"iterations": 15}, "tasks": tasks, "spent_s": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("best", "drawn", "verdicts"),
-    [(6, [8, 8, 15], [Verdict.MET, Verdict.MET]), (5, [3, 7, 15], [Verdict.MISSED, Verdict.MISSED])],
-)
-def test_bars_use_the_median_task(best: int, drawn: list[int], verdicts: list[Verdict]) -> None:
-    table = table_of(found([6] * 10, [best] * 6 + [1] * 2 + [6] * 2, [drawn] * 10))
-    assert [line.verdict() for line in table.lines if line.bar is not None] == verdicts
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -60,15 +60,6 @@ def test_one_gpu_per_minute_is_removed_a10s_first() -> None:
         assert [steps[-1][1] for steps in pools.values()] == [0, 0]
 
 
-def test_growing_pool_has_whole_gpus_in_the_cluster_proportions() -> None:
-    pools = worlds.growing_pools(paper.TABLE_1, first=0, last=186, until_s=600.0)
-    assert sum(steps[-1][1] for steps in pools.values()) == 186
-    assert pools["NVIDIA Quadro RTX 6000"][-1][1] == round(186 * 106 / 427)
-    for steps in pools.values():
-        assert [at for at, _ in steps] == sorted({at for at, _ in steps})
-        assert [count for _, count in steps] == sorted(count for _, count in steps)
-
-
 @pytest.mark.long
 def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
     found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.papers.pervasive import claims, fitted, paper, predict, report, scenario_files
+from benchmarks.papers.pervasive import fitted, paper, predict, report, scenario_files
 from benchmarks.papers.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read_record
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.running import run_all
@@ -65,10 +65,3 @@ def test_quick_reproduction_writes_a_page_and_its_figures(tmp_path: Path, capsys
 
 def test_page_matches_its_record() -> None:
     assert (FOLDER / PAGE).read_text() == report.write(read_record(FOLDER / RECORD))
-
-
-def test_number_just_outside_an_interval_counts_as_outside() -> None:
-    assert claims.verdict_text(100.0, [90.0, 110.0]) == "inside"
-    assert claims.verdict_text(100.0, [90.0, 100.0]) == "inside, at its end"
-    assert claims.verdict_text(100.0, [80.0, 99.9]) == "**outside** by 0.1%"
-    assert claims.verdict_text(100.0, [80.0, 94.0]) == "**outside** by 6.0%"

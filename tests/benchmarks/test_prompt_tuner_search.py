@@ -55,13 +55,3 @@ def test_correct_signs_rank_before_the_distance_of_late_jobs() -> None:
     steps, _ = found(usual, {SOME[0]: 2, SOME[1]: 1})
     assert steps.finalists == (SOME[2], SOME[1])
     assert steps.headline == SOME[2], "its late jobs are within the limit"
-
-
-def test_grid_has_its_date_and_its_sets_have_slos_of_minutes() -> None:
-    grid = read_grid()
-    assert grid.fixed_on == "2026-11-30"
-    drawn = grids.draw_choices(grid)
-    assert drawn == grids.draw_choices(grid)
-    assert len(drawn) == grid.draws < len(grids.every_choice(grid))
-    for choice in drawn:
-        assert grids.median_slo_s(choice.parameters(grid), grid.search.seeds) >= grid.slo_s >= 60.0

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import common
-from benchmarks.papers.schedmate.scheduling import intervals, records, report, settings, simulate
-from benchmarks.papers.schedmate.scheduling.intervals import Interval
+from benchmarks.papers.schedmate.scheduling import records, report, settings, simulate
 from benchmarks.papers.schedmate.scheduling.records import CaseResult, ErrorFacts, Records, WindowFacts
 from benchmarks.papers.schedmate.scheduling.simulate import OURS, Measures
 from benchmarks.papers.schedmate.scheduling.trace import missing
@@ -56,16 +55,3 @@ def test_cluster_in_which_our_policy_is_worse_misses_the_bar(tmp_path: Path) -> 
     broken = report.bars(report.Cells(with_ratio(tmp_path, 1.4)))
     assert "**no**: `b`, load 0.6: 1.40 (1.40 to 1.40)" in broken
     assert "`a`" not in broken
-
-
-def test_interval_of_a_paired_ratio_is_narrower_than_of_its_parts() -> None:
-    """The second policy always takes 10 % longer, but times differ widely between weeks."""
-    strata = ("a",) * 4 + ("b",) * 4
-    ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
-    theirs, jobs = [1.1 * each for each in ours], [1.0] * 8
-    mean = intervals.interval(intervals.pooled_mean(ours, jobs), strata)
-    ratio = intervals.interval(intervals.pooled_ratio(theirs, ours, jobs), strata)
-    assert mean.high > 1.5 * mean.low
-    assert (ratio.low, ratio.high) == (pytest.approx(1.1), pytest.approx(1.1))
-    assert ratio.is_above_one
-    assert not Interval(1.1, 0.99, 1.2).is_above_one

@@ -14,7 +14,7 @@ from scheduling_replay import in_order, least_attained
 
 from benchmarks.baselines.shortest_first import fifo, shortest_first
 from benchmarks.baselines.tiresias import tiresias
-from benchmarks.papers.schedmate.scheduling import errors, settings
+from benchmarks.papers.schedmate.scheduling import errors
 from benchmarks.papers.schedmate.scheduling.simulate import call_of, completion_times_s
 from benchmarks.papers.schedmate.scheduling.trace import Job
 from stoker.chance import Stream
@@ -124,16 +124,6 @@ def test_second_implementation_agrees_with_the_core_on_tiresias() -> None:
         assert fmean(found) == pytest.approx(fmean(expected), rel=0.02)
         assert preempted == pytest.approx(times, rel=0.1)
         assert times > 20, "nothing was preempted: nothing was compared"
-
-
-MANY = [float(each) for each in range(1, 20_001)]
-
-
-def test_injected_errors_have_their_share_and_a_zero_mean() -> None:
-    for share in (settings.LUCID_SHARE, settings.PAPER_SHARE):
-        said = errors.with_share_under_100(share)(MANY, Stream(1, "errors"))
-        assert errors.share_under_100(MANY, said) == pytest.approx(share, abs=0.01)
-    assert fmean(true / each for true, each in zip(MANY, said, strict=True)) == pytest.approx(1.0, abs=0.02)
 
 
 def test_prediction_errors_match_those_on_the_page() -> None:

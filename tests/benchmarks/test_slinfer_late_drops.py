@@ -72,16 +72,6 @@ def test_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> None
     assert "wanted within 0.5 s" in busy.ended["short"].failure.message
 
 
-def test_call_in_time_or_without_an_objective_is_never_dropped(busy: Cluster) -> None:
-    _ask(busy, "waits", 16)
-    busy.wait(0.3).end("first").wait(10.0)
-    assert _dropped(busy) == []
-    assert busy.held(context="a") == ["waits"]
-
-    busy.call("patient", context="a").wait(100.0)  # this call has no objective for the first token
-    assert _dropped(busy) == []
-
-
 def test_load_time_that_a_call_waits_for_extends_its_deadline(cluster: Make) -> None:
     c = cluster(pilots=1, policies=_policies).define(recipe("a"))
     _ask(c, "cold", 16)

@@ -58,15 +58,6 @@ def test_awaited_load_extends_the_deadline_of_a_request() -> None:
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 0.0
 
 
-def test_dropped_request_misses_its_objective_and_writes_nothing() -> None:
-    log = EventLog()
-    log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
-    log.note(10.5, Happened.CALL_FAILED, call=0, value=1.0)
-    found = measure(log, _arrivals(1), KINDS, for_s=100.0)
-    assert (found.met_strict, found.met_mean, found.dropped, found.ttft[-1]) == (0.0, 0.0, 1.0, 0.0)
-    assert found.kinds["gpu"].tokens_per_s == 0.0
-
-
 def test_node_with_instances_counts_once() -> None:
     log = EventLog()
     _library(log, 1, at_s=0.0)

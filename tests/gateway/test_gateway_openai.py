@@ -200,9 +200,7 @@ def test_vectors_are_alike_packed_and_plain(client, http):
         ({"model": "other"}, 404, "model_not_found", "model"),
         ({"model": "vectors"}, 400, "model_mismatch", "model"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, 400, "context_length_exceeded", "messages"),
-        ({"max_tokens": 1_000_000}, 400, "context_length_exceeded", "messages"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 400, "unsupported_value", "tools[0].type"),
-        ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "logit_bias"),
         ({"extra_body": {"guided_regex": "(a"}}, 400, "invalid_value", "guided_regex"),
         ({"model": "gone"}, 503, "model_unavailable", None),
         ({"model": "gone", "stream": True}, 503, "model_unavailable", None),
@@ -229,7 +227,6 @@ def test_unanswerable_request_gets_its_error(client, options, status, code, para
     [
         ("POST", "/v1/nothing", {}, 404, None),
         ("GET", CHAT, None, 405, None),
-        ("DELETE", "/v1/models/small", None, 405, None),
         ("GET", "/v1/files/file-x", None, 404, "id"),
         ("GET", "/v1/batches?limit=²", None, 400, "limit"),
         ("GET", f"/v1/batches?limit={'9' * 5000}", None, 400, "limit"),

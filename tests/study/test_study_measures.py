@@ -11,7 +11,7 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import Delays, World
-from stoker.manager.study.measures import Measures, Steps, measure, token_figures
+from stoker.manager.study.measures import Measures, measure, token_figures
 from stoker.manager.study.statistics import difference, estimate, quantile, t_quantile
 from stoker.site import Duration
 
@@ -153,15 +153,6 @@ def test_deadlines_are_met_missed_or_open() -> None:
     measured = measure(log, until_s=20.0)
     assert (measured.deadlines, measured.missed, measured.late, measured.violations) == (4, 3, (1, 2, 4), 0.75)
     assert measure(EventLog()).violations is None
-
-
-def test_step_functions_have_values_and_areas() -> None:
-    steps = Steps([(1.0, 2.0), (3.0, 5.0), (3.0, 4.0), (6.0, 0.0)])
-    assert [steps.value(at_s) for at_s in (0.5, 1.0, 2.9, 3.0, 7.0)] == [0.0, 2.0, 2.0, 4.0, 0.0]
-    assert steps.integral(until_s=10.0) == 2 * 2.0 + 3 * 4.0
-    assert steps.integral(from_s=2.0, until_s=4.0) == 2.0 + 4.0
-    assert steps.integral(from_s=4.0, until_s=4.0) == 0.0
-    assert Steps().integral(until_s=3.0) == 0.0
 
 
 def test_figures_equal_those_of_the_rows() -> None:

@@ -23,8 +23,8 @@ from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog
 from stoker.manager.study.log_files import events_of, read_log, write_log, write_timeline
-from stoker.manager.study.measures import Steps, measure
-from stoker.manager.study.plots import Curves, make_run_curves, thin_curve, write_plots
+from stoker.manager.study.measures import measure
+from stoker.manager.study.plots import Curves, make_run_curves, write_plots
 from stoker.site import Duration
 
 FACTS = {"scenario": "small", "policy": "default", "seed": 7, "complete": True}
@@ -72,16 +72,6 @@ def test_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
 
 
 # ---- plots
-
-
-def test_curves_are_thinned_to_the_resolution_of_a_picture() -> None:
-    long = Steps((float(number), float(number * number)) for number in range(50_000))
-    thin = thin_curve(long, points=500)
-    assert len(thin.at_s) == 500
-    assert (thin.at_s[0], thin.at_s[-1], thin.values[-1]) == (0.0, 49_999.0, 49_999.0**2)
-    assert all(thin.values[place] == long.value(thin.at_s[place]) for place in range(500))
-    short = Steps([(0.0, 1.0)])
-    assert thin_curve(short) is short
 
 
 @pytest.fixture(scope="module")

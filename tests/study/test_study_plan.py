@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 from benchmarks.baselines.loading import ROOT
 from stoker.config import parse_site
 from stoker.contexts.performance import Availability, DeviceSet, PerformanceStore, Stay, Wait
-from stoker.manager.study.evidence import Evidence, MeasuredTime, Sureness, Work, gather
-from stoker.manager.study.plan import calls_per_simulated_call, make_plan
+from stoker.manager.study.evidence import Evidence, Sureness, Work, gather
+from stoker.manager.study.plan import make_plan
 from stoker.site import BASELINES, Site
 
 A10 = DeviceSet("NVIDIA A10", 1, 24_000_000_000)
@@ -143,15 +142,6 @@ def test_speeds_of_other_calls_scale_the_measured_time(store: PerformanceStore) 
     assert known(local(), store, work=work).run.mean_s == 6.0
 
 
-def test_joined_calls_fit_into_a_walltime_many_times() -> None:
-    work = Work("verify", "verify", 40_000)
-    assert calls_per_simulated_call(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
-    assert calls_per_simulated_call(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3
-    assert calls_per_simulated_call(work, devices=4, walltime_s=900.0, each_s=60.0) == 1
-    assert calls_per_simulated_call(work, devices=4, walltime_s=3600.0, each_s=0.1) == 80
-    assert calls_per_simulated_call(work, devices=1000, walltime_s=3600.0, each_s=0.1) == 2
-
-
 def test_site_that_never_provided_as_many_blocks_is_reported(store: PerformanceStore) -> None:
     from stoker.contexts.performance import PilotCount
 
@@ -160,9 +150,3 @@ def test_site_that_never_provided_as_many_blocks_is_reported(store: PerformanceS
     evidence = known(batch(), store, seen, work=Work("verify", "verify", 10))
     assert evidence.most == 2
     assert any("never gave more than 2 pilots" in reason.text for reason in evidence.reasons)
-
-
-def test_error_of_a_mean_shrinks_with_its_measurements() -> None:
-    assert MeasuredTime(1.0, 0.5, 100).error == pytest.approx(0.05, rel=0.03)
-    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement has an assumed spread
-    assert math.isclose(MeasuredTime().error, 0.0)

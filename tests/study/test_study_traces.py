@@ -4,7 +4,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,6 @@ from stoker.manager.sim.workload import TokenObjective, Trace, TraceFormat
 from stoker.manager.study.traces import read_trace
 from stoker.protocol.calls import Objective
 from stoker.site import Duration
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-real = pytest.mark.skipif(not DATA.is_dir(), reason=f"the published traces are not at {DATA}")
 
 PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
 2017-10-09 07:01:55,66.0,1,66.0,11cb48
@@ -224,26 +221,3 @@ def test_trace_errors_name_the_file_by_its_relative_path(tmp_path: Path, monkeyp
         with pytest.raises(ConfigError, match=said) as caught:
             list(read_trace(Trace(format=C, file=file, context="llm"), folder=tmp_path / "day"))
         assert caught.value.file == str(tmp_path / "day" / file)
-
-
-@real
-@pytest.mark.parametrize(
-    ("format", "file", "settings", "number"),
-    [
-        (P, "philly/philly.csv.gz", {"item_s": Duration(60.0), "cluster": "103959"}, 1701),
-        (E, "elasticflow/sim/cluster01.csv.gz", {"item_s": Duration(60.0)}, 1595),
-        (A, "azure_llm/code.csv", {}, 7621),
-        (S, "slinfer/AzureConv.json", {}, 9266),
-        (S, "slinfer/BurstGPT2.json", {}, 1199),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_published_traces_are_read_completely(
-    format: TraceFormat, file: str, settings: dict[str, Any], number: int
-) -> None:  # fmt: skip
-    calls = list(read_trace(Trace(format=format, file=file, context="llm", **settings), folder=DATA))
-    assert len(calls) >= number
-    assert all(before.at_s <= after.at_s for before, after in pairwise(calls))
-    if format not in JOBS:
-        assert len(calls) == number
-        assert all(call.input_length > 0 for call in calls)
