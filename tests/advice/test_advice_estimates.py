@@ -150,7 +150,7 @@ def test_unreadable_row_is_skipped(path: Path):
     assert [row.recipe for row in history.rows()] == ["good"]
 
 
-def test_the_oldest_rows_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_oldest_rows_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(similar, "MOST_ROWS", 3)
     write_rows(str(path), "r", 6)
     assert len(SourceHistory(path).rows()) == 4

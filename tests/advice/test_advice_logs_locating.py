@@ -41,7 +41,7 @@ def test_log_without_a_failure_shows_nothing(source: str | bytes | list[str]):
     assert locate(source) is None
 
 
-def test_a_whole_chain_of_tracebacks_is_shown():
+def test_whole_chain_of_tracebacks_is_shown():
     found = locate([*GOOD, *CHAINED])
     assert found.first.number == len(GOOD) + 1
     assert [line.text for line in found.traceback] == CHAINED

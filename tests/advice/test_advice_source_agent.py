@@ -119,7 +119,7 @@ def test_facts_are_kept_whatever_the_endpoint_does(endpoint: FakeEndpoint, folde
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes
 
 
-def test_a_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder: Path):
+def test_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder: Path):
     says(ENDLESS_TOOLS)(endpoint)
     _, after = asked(endpoint, folder, token_budget=1_500, turns=100)
     assert "budget of 1,500 tokens is spent" in after.notes[-1]

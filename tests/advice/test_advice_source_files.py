@@ -63,7 +63,7 @@ PROJECTS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_own_modules_are_followed(tmp_path: Path, name: str):
+def test_facts_are_read_from_imported_modules(tmp_path: Path, name: str):
     found = facts_of(project(tmp_path, PROJECTS[name]))
     assert found.batch_size is not None, found.notes
     assert found.batch_size.value == 24

@@ -24,7 +24,7 @@ def parsed(text, folder):
     return parse_models(text, file="models.toml", folder=folder)
 
 
-def test_adapters_and_their_base_have_one_context(folder):
+def test_adapters_share_the_context_of_their_base(folder):
     write_tiny_lora(folder / "other", seed=2)
     found = parsed(f'{LEGAL}tpot = "2 s"\n{BASE}[models.more]\nbase = "small"\nadapter = "other"\n', folder)
     assert len({recipe_of(each).key for each in found.values()}) == 1

@@ -36,13 +36,13 @@ def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
     return first
 
 
-def test_forecast_of_a_queue_is_its_wait():
+def test_forecast_for_a_queue_is_its_waiting_time():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for before in (0, 2, 5):  # half a second each, and the running request has begun some time ago
         assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
-def test_parallel_streams_count_as_no_queue():
+def test_streams_served_in_parallel_are_no_queue():
     first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
     assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
 

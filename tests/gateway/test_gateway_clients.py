@@ -222,7 +222,7 @@ def test_pages_of_other_sites_need_a_key(gateway, key):
 # ---- embeddings
 
 
-def test_vectors_may_be_as_many_and_wide_as_openais(client):
+def test_embeddings_of_2048_texts_have_4096_numbers_each(client):
     texts = [f"{number}" for number in range(TEXTS)]
     packed = client.embeddings.create(model="wide", input=texts)  # the client requests base64
     assert [len(one.embedding) for one in packed.data] == [WIDTH] * TEXTS

@@ -97,7 +97,7 @@ def check(name: str, arguments: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_requested_tool_call_is_made(client, choice):
+def test_required_tool_call_is_made(client, choice):
     options = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": False}
     whole = ask(client, **options)
     assert ChatCompletion.model_validate(whole.model_dump(), strict=True).choices[0].finish_reason == "tool_calls"
@@ -151,7 +151,7 @@ def test_openais_client_gets_responses(client):
 # ---- tokens: they are counted as the model does, without loading it
 
 
-def test_tokens_of_a_text_are_the_models_and_reversible(http, client, gateway):
+def test_tokenize_returns_the_models_tokens_and_detokenize_the_text(http, client, gateway):
     asked = {"model": "swift", "prompt": "What is two plus two?", "return_token_strs": True}
     found = http.post("/tokenize", json=asked).json()
     assert found.keys() == {"count", "max_model_len", "tokens", "token_strs"}
@@ -371,7 +371,7 @@ def test_scores_of_an_encoder_are_cosines_of_its_embeddings(gateway, http, name)
     assert [each["score"] for each in pairs["data"]] == pytest.approx(expected, abs=1e-5)
 
 
-def test_scores_of_a_cross_encoder_are_its_own(gateway, http):
+def test_scores_of_a_cross_encoder_equal_those_of_transformers(gateway, http):
     expected, tokens = cross_scores(gateway.folder / "models" / "cross", QUERY, DOCUMENTS)
     answer = http.post(SCORE, json={"model": "cross", "text_1": QUERY, "text_2": DOCUMENTS}).json()
     assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-5)

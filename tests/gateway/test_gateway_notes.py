@@ -53,7 +53,7 @@ def test_loaded_models_have_rows_and_the_others_are_counted() -> None:
     ]
 
 
-def test_gateway_that_has_just_come_up_has_no_model_loaded() -> None:
+def test_new_gateway_has_no_model_loaded() -> None:
     note = msgspec.structs.replace(NOTE, models=(COLD, ServedModelFigures("other", "other", "other-1")))
     assert gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
 

@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_calls_carry_the_objectives_and_the_lengths(folder):
+def test_call_has_the_objectives_and_lengths_of_its_request(folder):
     settings = ModelSettings(path=str(folder), ttft=0.5, tpot=0.1)
     model = ServedModel("small", settings, honoured=SLINFER)
     model.lengths.record(40)
@@ -87,7 +87,7 @@ def test_calls_carry_the_objectives_and_the_lengths(folder):
     assert wants.features.input_length == len("one two three") + 4
 
 
-def test_policy_without_objectives_gets_none(folder):
+def test_call_has_no_objectives_if_its_policy_ignores_them(folder):
     model = ServedModel("small", ModelSettings(path=str(folder), ttft=0.5, tpot=0.1))
     wants = asyncio.run(model.app(request(), {})).specification.wants
     assert (wants.options.objective.ttft_s, wants.features) == (0.0, None)
@@ -179,7 +179,7 @@ def test_figures_count_objectives_of_the_request_and_refusals():
         assert expected in lines
 
 
-def test_batches_and_embeddings_have_no_such_objectives():
+def test_objectives_are_refused_for_batches_and_tpot_for_embeddings():
     with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once; a batch has none"):
         refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
     refuse_objectives({"prefer": "wait=1"}, what="a batch")

@@ -120,7 +120,7 @@ def test_chunks_have_openais_types(http, address, body, more):
     assert (chunks[-1].get("usage") is not None) is bool(more)
 
 
-def test_files_and_batches(http, client):
+def test_batch_of_an_uploaded_file_has_openais_types(http, client):
     wrong = json.dumps({"custom_id": "w", "method": "POST", "url": CHAT, "body": {**SAID, "model": "other"}})
     upload = {"file": ("in.jsonl", lines(5) + wrong.encode())}
     file = parsed(FileObject, http.post("/v1/files", files=upload, data={"purpose": "batch"}).json())
@@ -172,7 +172,7 @@ def test_streamed_conversation_equals_the_whole_one(client):
     assert usage == whole.usage
 
 
-def test_completion_of_several_prompts(client):
+def test_each_prompt_of_a_completion_gets_its_choices(client):
     asked = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 6, "logprobs": 1, "n": 2, "seed": 1}
     answer = client.completions.create(**asked)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -399,7 +399,7 @@ def test_leaving_clients_and_batches_end_no_library(world, gateway, http, client
 # ---- pages and figures
 
 
-def test_page_and_its_figures(client, http):
+def test_page_loads_nothing_from_elsewhere_and_its_figures_are_live(client, http):
     chat(client)
     page = http.get("/")
     assert page.headers["content-type"].startswith("text/html")

@@ -151,7 +151,7 @@ def test_key_is_kept_as_a_digest_in_a_private_file(tmp_path):
         file.remove("ana")
 
 
-def test_world_readable_or_damaged_key_file_is_refused(tmp_path):
+def test_key_file_that_others_may_read_or_is_damaged_is_refused(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     file.add("ana", KeyLimits())
     file.path.chmod(0o644)
@@ -219,7 +219,7 @@ def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
     assert not asked(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
 
 
-def test_left_request_counts_its_requested_tokens():
+def test_abandoned_request_counts_its_requested_tokens():
     two = asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)
     assert estimate_request_tokens(two) == (10, 100)
     assert estimate_request_tokens(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
@@ -283,7 +283,7 @@ def test_body_that_is_no_json_object_is_refused(data):
 # ---- events
 
 
-def test_choices_of_one_prompt_count_it_once():
+def test_prompt_tokens_count_once_for_several_choices():
     chunks = Chunks(endpoint=Endpoint.COMPLETIONS, name="n", model="m", created=1, per_prompt=2, usage=True)
     for index in range(4):
         chunks.events(index, [TextBegun(10)])
@@ -308,7 +308,7 @@ def test_each_chunk_has_the_tokens_so_far_if_asked():
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
-def test_pieces_that_come_together_are_as_many_events(endpoint):
+def test_pieces_received_together_become_separate_events(endpoint):
     chunks = Chunks(endpoint=endpoint, name="n", model='m"\0é', created=1, per_prompt=1, usage=True)
     texts = ['a"b\n', "", "é\0", "z"]
     events = chunks.events(1, texts).decode().split("\n\n")
@@ -331,7 +331,7 @@ def test_error_of_a_call_has_a_status_that_says_whether_to_retry():
         assert (found.status, found.code, found.type) == (status, code, "server_error")
 
 
-def test_error_keeps_calls_hosts_and_folders_inside():
+def test_error_message_contains_no_call_host_or_folder():
     told = "call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines"
     for kind in (ContextError, NoDeviceError, SessionError, StreamDiffersError, CallTimeoutError, ValueError, OSError):
         found = refusal_of(kind(told)).error.message

@@ -59,7 +59,7 @@ async def test_error_before_the_first_piece_is_raised_and_has_a_status():
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "between two pieces"])
 @in_loop
-async def test_left_stream_counts_until_its_calls_end(waits):
+async def test_abandoned_stream_counts_until_its_calls_end(waits):
     use = KeyUse(running=1)
     answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
     await answer.begin()
@@ -102,7 +102,7 @@ async def test_error_after_a_comment_is_the_last_event(monkeypatch):
     assert code_of(error) == "model_unavailable"
 
 
-def test_silent_stream_has_comments_for_proxies(monkeypatch):
+def test_stream_without_pieces_sends_comments_for_proxies(monkeypatch):
     monkeypatch.setattr(wire, "_SILENT_S", 0.0)
     sent, commented, left = [], asyncio.Event(), []
 

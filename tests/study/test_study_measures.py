@@ -155,7 +155,7 @@ def test_deadlines_are_met_missed_or_open() -> None:
     assert measure(EventLog()).violations is None
 
 
-def test_figures_equal_those_of_the_rows() -> None:
+def test_token_figures_are_computed_from_the_log() -> None:
     log = EventLog()
     for call, (first, late) in enumerate([(0.1, -0.4), (0.2, 0.0), (0.9, 0.4)]):
         log.note(1.0, Happened.TOKEN_FIRST, call=call, value=first)
@@ -174,7 +174,7 @@ def run(place: World, arrivals: list[Arrival], *, counted: bool) -> tuple[Simula
     return simulation, outcome, measure(simulation.log, until_s=outcome.ended_at)
 
 
-def test_counts_agree_with_the_rows() -> None:
+def test_counted_log_gives_the_measures_of_the_full_log() -> None:
     losing = world(source([(0.0, 3), (40.5, 1), (80.0, 2)]), model(item_cv=0.5, load_cv=0.2))
     arrivals = calls(300, every_s=0.1)
     rows, outcome, each = run(losing, arrivals, counted=False)

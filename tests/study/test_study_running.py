@@ -141,7 +141,7 @@ def test_bad_trace_is_refused_wherever_it_is_read(tmp_path: Path, jobs: int) -> 
         list(run_all(scenario, policies=["default"], seeds=[0, 1], folder=tmp_path, jobs=jobs))
 
 
-def test_run_in_which_no_call_ends_any_more_is_stopped() -> None:
+def test_simulation_without_progress_is_stopped() -> None:
     told: list[tuple[float, int]] = []
     watch = StallWatch(lambda now_s, ended: told.append((now_s, ended)))
     for hour in range(10_000):  # more than a year, in which a call ends every hour
@@ -155,7 +155,7 @@ def test_run_in_which_no_call_ends_any_more_is_stopped() -> None:
         watch(STUCK_S + 1.0, 0)
 
 
-def test_run_with_a_stopped_clock_is_stopped() -> None:
+def test_simulation_whose_clock_stops_is_stopped() -> None:
     watch = StallWatch(lambda *_: None)
     for ended in range(MOST_STILL):
         watch(7.0, ended)

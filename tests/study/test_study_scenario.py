@@ -288,7 +288,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_wrong_change_is_named(change: str) -> None:
+def test_error_of_a_changed_setting_names_the_change(change: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(TEXT, "seeds=2", change)
     assert str(caught.value) == CHANGES[change]
