@@ -9,10 +9,7 @@ import pytest
 
 from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice import similar
-from stoker.manager.advice.estimating import (
-    Estimator,
-    merge_loader_facts,
-)
+from stoker.manager.advice.estimating import Estimator, merge_loader_facts
 from stoker.manager.advice.similar import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts

@@ -7,12 +7,7 @@ import pytest
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.fleet import best_allocation, runtime_demands
-from benchmarks.papers.arlo.workload import (
-    LatencyProfile,
-    Workload,
-    lengths_of,
-    make_trace,
-)
+from benchmarks.papers.arlo.workload import LatencyProfile, Workload, lengths_of, make_trace
 
 BASE, LARGE = LatencyProfile("base"), LatencyProfile("large", 10.5)
 SHORT, LONG = [80], [400]

@@ -4,16 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.baselines.elastic_flow_plan import (
-    Free,
-    Job,
-    Share,
-    admits,
-    by_two,
-    elastic_sizes,
-    fill,
-    minimum_shares,
-)
+from benchmarks.baselines.elastic_flow_plan import Free, Job, Share, admits, by_two, elastic_sizes, fill, minimum_shares
 
 LINEAR = ((1, 100.0), (2, 50.0), (4, 25.0), (8, 12.5))
 POOR = ((1, 100.0), (2, 90.0), (4, 85.0))

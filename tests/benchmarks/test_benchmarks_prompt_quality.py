@@ -9,12 +9,7 @@ import pytest
 
 from benchmarks.tables import Verdict
 from benchmarks.tuning.prompt_quality import table_of
-from benchmarks.tuning.prompt_quality_side import (
-    options,
-    run,
-    target,
-    task_summary,
-)
+from benchmarks.tuning.prompt_quality_side import options, run, target, task_summary
 
 
 def record(part: str, prompt: str, *losses: float) -> dict[str, Any]:

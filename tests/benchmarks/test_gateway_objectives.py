@@ -5,13 +5,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 
-from benchmarks.serving.gateway_objectives import (
-    MODELS,
-    Outcome,
-    Wanted,
-    figures,
-    requests_at,
-)
+from benchmarks.serving.gateway_objectives import MODELS, Outcome, Wanted, figures, requests_at
 from benchmarks.serving.gateway_objectives_world import Delayed, Length, simulated_met
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.policies.named import named

@@ -7,12 +7,7 @@ from statistics import fmean, median
 import pytest
 
 from benchmarks.papers.prompt_tuner import paper
-from benchmarks.papers.prompt_tuner.jobs import (
-    MODELS,
-    Job,
-    Parameters,
-    jobs,
-)
+from benchmarks.papers.prompt_tuner.jobs import MODELS, Job, Parameters, jobs
 from benchmarks.papers.prompt_tuner.report import PAGE
 from benchmarks.papers.prompt_tuner.simulate import result_of
 from stoker.manager.sim.client import Arrival

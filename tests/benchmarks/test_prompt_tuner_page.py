@@ -13,15 +13,7 @@ from benchmarks.papers.prompt_tuner.__main__ import PAGE, QUICK_SMALLER, main, q
 from benchmarks.papers.prompt_tuner.grid import read_grid
 from benchmarks.papers.prompt_tuner.record import Book, Record, read_record
 from benchmarks.papers.prompt_tuner.report import Page
-from benchmarks.papers.prompt_tuner.scenarios import (
-    HEAVY,
-    LITERAL,
-    OURS,
-    PARTS,
-    VICUNA,
-    Case,
-    System,
-)
+from benchmarks.papers.prompt_tuner.scenarios import HEAVY, LITERAL, OURS, PARTS, VICUNA, Case, System
 from benchmarks.papers.prompt_tuner.searching import Runs, judged_runs, search
 from benchmarks.papers.prompt_tuner.simulate import Result
 

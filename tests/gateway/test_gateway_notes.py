@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import msgspec
 import pytest
+from gateway.loops import in_loop, until
 
 from stoker.protocol.session import (
     GatewayNote,
@@ -83,6 +87,23 @@ def test_notes_are_written_read_and_removed(tmp_path) -> None:
     remove_gateway_note(tmp_path, "models-2f")
     remove_gateway_note(tmp_path, "models-2f")
     assert len(read_gateway_notes(SessionFolder(tmp_path))) == 1
+
+
+@in_loop
+async def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
+    pytest.importorskip("starlette")
+    from stoker.apps.gateway import figures
+
+    (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # a folder where the gateway would write its note
+    tries: list[object] = []
+    monkeypatch.setattr(figures, "WRITTEN_EVERY_S", 0.01)
+    monkeypatch.setattr(figures, "write_gateway_note", lambda *note: tries.append(note) or write_gateway_note(*note))
+    notes = figures.GatewayNotes(SimpleNamespace(folder=tmp_path), {}, name="models-1f", address="http://127.0.0.1:1")
+    keeping = asyncio.create_task(notes.keep())
+    await until(lambda: len(tries) >= 4)
+    keeping.cancel()
+    said = [record.message.partition(":")[0] for record in caplog.records]
+    assert said == ["stoker status will not show these models"]
 
 
 @pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])

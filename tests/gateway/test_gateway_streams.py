@@ -23,15 +23,16 @@ from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer
 from stoker.errors import ContextError
 
 
-def answer_of(pieces, *, use=None):
+async def never():
+    return False
+
+
+def answer_of(pieces, *, is_hot=never, use=None):
     figures = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
     async def waits_for():
         return "loading m"
-
-    async def is_hot():
-        return False
 
     running = RunningRequest(figures, HeldRequest((use or KeyUse(running=1)).end))
     return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot, failed=lambda _error: None)
@@ -123,3 +124,19 @@ def test_stream_without_pieces_sends_comments_for_proxies(monkeypatch):
     assert [body for body in sent if body and not body.startswith(b":")] == [b"data: 1\n\n", b"data: 2\n\n"]
     assert b": waiting\n\n" in sent
     assert (sent[-1], left) == (b"", [True])
+
+
+@in_loop
+async def test_error_of_a_loaded_model_has_a_status_for_longer(monkeypatch):
+    monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
+    monkeypatch.setattr(streaming, "_HOT_HEADERS_S", 1000.0)
+    fail = asyncio.Event()
+
+    async def is_hot():
+        fail.set()  # the failure is later than the limit of a model that is not loaded
+        return True
+
+    answer = answer_of(fails(after=fail), is_hot=is_hot)
+    with pytest.raises(ContextError):
+        await answer.begin()
+    await answer.leave()

@@ -19,16 +19,7 @@ from stoker.errors import ConfigError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.log_files import read_log
 from stoker.manager.study.measures import measure
-from stoker.manager.study.running import (
-    MOST_STILL,
-    STUCK_S,
-    FinishedRun,
-    StallWatch,
-    Tell,
-    Workers,
-    log_name,
-    run_all,
-)
+from stoker.manager.study.running import MOST_STILL, STUCK_S, FinishedRun, StallWatch, Tell, Workers, log_name, run_all
 from stoker.manager.study.scenario import Scenario, load_scenario, parse_scenario, shipped
 from stoker.site import BASELINES
 
