@@ -102,10 +102,13 @@ def test_batch_is_paced_by_the_limits_of_its_key(gateway, key):
 
 
 def test_tokens_count_when_the_client_leaves(gateway, key):
-    with client_of(gateway, key("--tokens-per-minute", "100")) as ana:
+    own = key("--tokens-per-minute", "1000")
+    with client_of(gateway, own) as ana:
         with pytest.raises(openai.APITimeoutError):
             chat(ana, timeout=0.2, max_tokens=1500)
         until(lambda: is_refused(ana, "tokens_per_minute"), why="the tokens count")
+    [row] = asked(gateway, own).json()["data"]
+    assert row["completion_tokens"] >= 1500
 
 
 # ---- usage
