@@ -9,7 +9,7 @@ from benchmarks.baselines.loading import ROOT
 from stoker.config import parse_site
 from stoker.contexts.performance import Availability, DeviceSet, PerformanceStore, Stay, Wait
 from stoker.manager.study.evidence import Evidence, Sureness, Work, gather
-from stoker.manager.study.plan import make_plan
+from stoker.manager.study.plan import calls_per_simulated_call, make_plan
 from stoker.site import BASELINES, Site
 
 A10 = DeviceSet("NVIDIA A10", 1, 24_000_000_000)
@@ -140,6 +140,15 @@ def test_speeds_of_other_calls_scale_the_measured_time(store: PerformanceStore) 
     texts = {reason.text: reason.sureness for reason in evidence.reasons}
     assert texts["by other calls of its context, NVIDIA A10 takes 0.33 times as long"] is Sureness.FAIR
     assert known(local(), store, work=work).run.mean_s == 6.0
+
+
+def test_joined_calls_fit_into_a_walltime_many_times() -> None:
+    work = Work("verify", "verify", 40_000)
+    assert calls_per_simulated_call(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
+    assert calls_per_simulated_call(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3
+    assert calls_per_simulated_call(work, devices=4, walltime_s=900.0, each_s=60.0) == 1
+    assert calls_per_simulated_call(work, devices=4, walltime_s=3600.0, each_s=0.1) == 80
+    assert calls_per_simulated_call(work, devices=1000, walltime_s=3600.0, each_s=0.1) == 2
 
 
 def test_site_that_never_provided_as_many_blocks_is_reported(store: PerformanceStore) -> None:
