@@ -119,7 +119,7 @@ def test_missing_estimate_has_a_reason(world: World):
     assert empty.as_advice().run_s == 0.0
 
 
-# ---- the parts
+# ---- the history
 
 
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")
