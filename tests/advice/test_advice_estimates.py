@@ -125,19 +125,8 @@ def test_missing_estimate_has_a_reason(world: World):
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")
 
 
-def write_rows(path: str, name: str, count: int) -> None:
-    history = SourceHistory(path)
-    for number in range(count):
-        history.remember(f"{name}{number}", FACTS, function="run")
-    history.close()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "sources.sqlite"
-
-
-def test_unreadable_row_is_skipped(path: Path):
+def test_unreadable_row_is_skipped(tmp_path: Path):
+    path = tmp_path / "sources.sqlite"
     history = SourceHistory(path)
     history.remember("good", FACTS)
     history.remember("bad", FACTS)
@@ -147,7 +136,9 @@ def test_unreadable_row_is_skipped(path: Path):
     assert [row.recipe for row in history.rows()] == ["good"]
 
 
-def test_oldest_rows_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_oldest_rows_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(similar, "MOST_ROWS", 3)
-    write_rows(str(path), "r", 6)
-    assert len(SourceHistory(path).rows()) == 4
+    history = SourceHistory(tmp_path / "sources.sqlite")
+    for number in range(6):
+        history.remember(f"r{number}", FACTS, function="run")
+    assert len(history.rows()) == 4
