@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice import similar
-from stoker.manager.advice.estimating import Estimator, merge_loader_facts
-from stoker.manager.advice.similar import SourceHistory
+from stoker.manager.advice.estimating import Estimator, MeasuredSample, fit_effects, merge_loader_facts, usual_exponent
+from stoker.manager.advice.similar import SourceHistory, TermTable, terms_of_facts
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
@@ -117,6 +118,26 @@ def test_missing_estimate_has_a_reason(world: World):
     assert broken.why["run_s"].startswith("the source is not known: <source>: not read: line 1")
     assert broken.why["load_s"] == "the source is not known"
     assert empty.as_advice().run_s == 0.0
+
+
+def test_sizes_of_one_model_count_as_similar():
+    def row(name: str) -> dict[str, float]:
+        return terms_of_facts(WorkloadFacts(model=SourceFact(name, "", 1.0)))
+
+    small, other = TermTable([row("SmolLM2-360M"), row("bert-base")], idf=False).cosines(row("SmolLM2-1.7B"))
+    assert small > 0.15 > other
+
+
+def test_fitted_effects_start_from_the_prior_exponents():
+    samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
+    effects = fit_effects(samples, {"n": 64.0}, width=0.2)
+    assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), (
+        "twice the number takes four times the time"
+    )
+    assert fit_effects(samples[:2], {"n": 64.0}, width=0.2) is None
+    assert usual_exponent("steps", {}) == 0.9
+    assert usual_exponent("batch_size", {"items": 1.0}) == 0.0 != usual_exponent("batch_size", {})
+    assert usual_exponent("seed", {}) == 0.0
 
 
 # ---- the history

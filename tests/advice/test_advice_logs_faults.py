@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.manager.advice.logs import Fault, FaultKind, classify, locate
+from stoker.manager.advice.logs.classifier import features
 
 GOOD = [f"step {step} loss {1 / (step + 1):.4f}" for step in range(100)]
 IN_USERS_CODE = ["Traceback (most recent call last):", '  File "/home/ada/train.py", line 9, in <module>', "    main()"]
@@ -70,6 +71,21 @@ def test_job_cancelled_after_a_failed_rank_is_judged_by_that_rank():
     cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-26T08:57:48 ***"
     fault = verdict("[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", cancelled)
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "sign"),
+    [
+        ("OSError: [Errno 122] Disk quota exceeded: '/home/ada/x'", "@errno:caller"),
+        ("[12.345678] EXT4-fs error", "@speaks:kernel"),
+        ("KeyError: 'a'", "@family:LookupError"),
+        ("ncclSystemError: the socket is closed", "@field:network"),
+    ],
+)
+def test_log_line_has_features_beyond_its_text(line: str, sign: str):
+    located = locate([*GOOD, line])
+    assert located is not None
+    assert sign in features(located)
 
 
 def test_secrets_are_masked_in_displayed_lines():

@@ -131,3 +131,19 @@ def test_one_read_requests_a_bounded_number_of_formats(endpoint: FakeEndpoint, t
     endpoint.answer = answers()
     tracked(path, LineFormats(), model(endpoint))
     assert len(endpoint.asked) == 4
+
+
+def test_padding_and_progress_bars_create_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
+    path = tmp_path / "run.log"
+    lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))
+    path.write_text("\n".join(lines) + "\n")
+    endpoint.answer = lambda request, number: json.dumps(
+        {"step": request["messages"][-1]["content"][8:14].strip("[ ]")}
+    )
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is None, "the line does not look like progress"
+    path.write_text(path.read_text().replace("penalty", "loss"))
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is not None
+    assert (found.step, found.lines) == (114.0, 20)
+    assert len(endpoint.asked) == 1

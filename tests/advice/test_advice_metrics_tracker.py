@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS, noise, run
-from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker
+from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker, slowdown
 from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.advice.metrics.tracker import LOOK_BYTES, newest_lines
 
@@ -128,6 +128,13 @@ def test_missing_metrics_have_a_reason():
     tracked = MetricTracker().track(["hello", "--lr 0.1 --epochs 3", "10.0.0.1/24"] * 5)
     assert tracked.progress is None
     assert tracked.why == "none of the last 15 lines has a metric"
+
+
+def test_slowdown_is_the_share_of_the_lost_rate():
+    before, slower = (track(bar(done, 200, rate=rate) for done in range(1, 40)) for rate in (4.0, 2.5))
+    assert slowdown(before, slower).share == pytest.approx(0.375)
+    assert slowdown(None, slower) is None
+    assert slowdown(before, None) is None
 
 
 def newest(path: Path, **settings: int) -> list[str]:

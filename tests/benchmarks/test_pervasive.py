@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.papers.pervasive import fit, paper, predict, worlds
+from benchmarks.papers.pervasive import fit, paper, predict
 from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, is_possible
 from stoker.contexts.recipe import Awareness
 
@@ -44,20 +44,6 @@ def test_most_central_and_farthest_parameter_sets_are_chosen() -> None:
 def test_closed_form_and_simulator_agree(awareness: Awareness, batch: int) -> None:
     simulated = predict.simulate_static_run(KNOWN, paper.Run("", awareness, batch, 0.0))
     assert simulated == pytest.approx(fit.static_run_s(KNOWN, awareness, batch), rel=0.02)
-
-
-def test_one_gpu_per_minute_is_removed_a10s_first() -> None:
-    pools = worlds.vanishing_pools()
-    assert pools[paper.A10][:2] == ((0.0, 10), (900.0, 9))
-    assert pools[paper.A10][-1] == (900.0 + 9 * 60.0, 0)
-    assert pools[paper.TITAN][:2] == ((0.0, 10), (1500.0, 9))
-    assert pools[paper.TITAN][-1] == (1500.0 + 9 * 60.0, 0)
-    for kind in (paper.A10, paper.TITAN):  # pilots lost early are not preempted a second time
-        pools = worlds.vanishing_pools(from_s=960.0, lost={kind: 3}, lost_at_s=60.0)
-        assert pools[kind][:2] == ((0.0, 10), (60.0, 7))
-        times = sorted(at_s for steps in pools.values() for at_s, _ in steps if at_s > 60.0)
-        assert times == [960.0 + 60.0 * number for number in range(17)]
-        assert [steps[-1][1] for steps in pools.values()] == [0, 0]
 
 
 @pytest.mark.long

@@ -70,14 +70,3 @@ def test_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> None
     assert _dropped(busy.wait(0.2)) == ["long", "short"]
     assert _dropped(busy.wait(4.0)) == ["endless", "long", "short"]
     assert "wanted within 0.5 s" in busy.ended["short"].failure.message
-
-
-def test_load_time_that_a_call_waits_for_extends_its_deadline(cluster: Make) -> None:
-    c = cluster(pilots=1, policies=_policies).define(recipe("a"))
-    _ask(c, "cold", 16)
-    _ask(c.wait(0.8), "later", 16)
-    assert _dropped(c.wait(2.2)) == []  # loading takes 3 s, six times the objective of the calls
-    c.ready(load_s=3.0)
-    assert c.held(context="a") == ["cold"]
-    assert _dropped(c.wait(1.2)) == []  # the other call is due at 0.8 s + 3.5 s
-    assert _dropped(c.wait(0.2)) == ["later"]

@@ -227,13 +227,6 @@ def test_abandoned_request_counts_its_requested_tokens():
     assert estimate_request_tokens(asked()) == (1, 1000)
 
 
-def test_token_ids_are_prompts_of_their_own():
-    found = asked(Endpoint.COMPLETIONS, prompt=[[1, 2], [3]], n=2, max_tokens=5)
-    assert [(one.ids, one.texts) for one in found.choices] == [(((1, 2),), ())] * 2 + [(((3,),), ())] * 2
-    assert (found.prompts, estimate_request_tokens(found)) == (2, (3, 20))
-    assert asked(Endpoint.COMPLETIONS, prompt=[1, 2]).request.ids == ((1, 2),)
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
