@@ -158,7 +158,7 @@ def test_batch_of_an_uploaded_file_has_openais_types(http, client):
 # ---- answers
 
 
-def test_streamed_conversation_equals_the_whole_one(client):
+def test_streamed_conversation_equals_the_whole_one_and_stops(client):
     options = {"n": 2, "seed": 5, "max_tokens": 40, "temperature": 1}
     whole = chat(client, **options)
     texts, ends, usage = {0: "", 1: ""}, {}, None
@@ -170,6 +170,9 @@ def test_streamed_conversation_equals_the_whole_one(client):
     assert texts == {choice.index: choice.message.content for choice in whole.choices}
     assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
     assert usage == whole.usage
+    text = whole.choices[0].message.content
+    cut = text_of(chat(client, **{**options, "n": 1}, stop=[text[5:8]], stream=True))
+    assert cut == text[: text.index(text[5:8])]
 
 
 def test_each_prompt_of_a_completion_gets_its_choices(client):
