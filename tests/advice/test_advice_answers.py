@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeK
 from stoker.protocol.session import SessionFolder, program_source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
+pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
 
 FULL_DISK = "OSError: [Errno 28] No space left on device: '/scratch/out.pt'"
 PROGRAM = '''
@@ -150,34 +150,12 @@ def test_missing_or_damaged_source_gives_no_answer(session: SessionFolder, progr
     assert ask_context(advisor, recipe) is None
 
 
-def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Program):
-    state_folder().mkdir(parents=True, exist_ok=True)
-    (state_folder() / "sources.sqlite").write_bytes(b"nothing of SQLite" * 100)
-    advisor = Advisor(session)
-    before, key = program("before")
-    ask_context(advisor, before)
-    ask_function(advisor, key, before)
-    measured(before, load_s=2.0, run_s=1.0)
-    again, _ = program("again", comment="Another one.")
-    assert ask_context(advisor, again).advice.by_kind["cpu"].load_s == pytest.approx(2.0, rel=0.3)
-    assert list(state_folder().glob("sources.sqlite.damaged-*"))
-
-
 def test_program_sends_its_source_once_and_a_bounded_function_count(session: SessionFolder):
     shelf = ProgramSources(session.sources)
     for number in range(300):
-        shelf.leave(f"k{number}", test_a_damaged_history_is_begun_anew, BARE)
+        shelf.leave(f"k{number}", measured, BARE)
     assert len(list(session.sources.glob("*.json"))) == 200
     assert len(list(session.sources.glob("*.text"))) == 1
-
-
-def test_functions_without_source_are_not_recorded(session: SessionFolder):
-    namespace: dict[str, Any] = {}
-    exec("def made(x): return x", namespace)
-    shelf = ProgramSources(session.sources)
-    for function in (namespace["made"], len, time.sleep):
-        shelf.leave("k", function, BARE)
-    assert not session.sources.exists() or not list(session.sources.iterdir())
 
 
 # ---- failures and paces
@@ -196,20 +174,6 @@ def test_failure_is_judged_by_its_log_section_and_exception(session: SessionFold
     assert isinstance(gone.advice, VerdictAdvice)
     assert gone.advice.kind == "user"
     assert Advisor(session).answer(AskAdvice(about, "f", said="")) is None
-
-
-def test_endless_log_line_is_read_up_to_a_bound(session: SessionFolder, tmp_path: Path):
-    log = tmp_path / "lib-1.log"
-    with log.open("wb") as file:
-        file.truncate(100_000_000)  # one line of 100 MB of NULs
-    began = time.process_time()
-    about = OfFailure(PilotId("p1"), LibraryId(1), CallId(3))
-    answer = Advisor(session).answer(
-        AskAdvice(about, "f", str(log), said="OSError: [Errno 28] No space left on device")
-    )
-    assert answer is not None
-    assert time.process_time() - began < 20
-    assert Advisor(session).answer(AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))) is None
 
 
 def test_falling_pace_is_reported_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path):
@@ -239,7 +203,6 @@ def site(session: SessionFolder, url: str, **settings: Any) -> None:
 def test_language_model_of_the_site_fills_in_missing_facts(
     session: SessionFolder, program: Program, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     monkeypatch.setenv("MY_KEY", "sk-secret")
     endpoint.answer = lambda request, number: 'Final Answer: {"model": "bert-base", "task": "score"}'
     site(session, endpoint.url, key_variable="MY_KEY", tokens=20_000, time_limit="5 s")
@@ -257,7 +220,6 @@ def test_language_model_of_the_site_fills_in_missing_facts(
 def test_hanging_language_model_costs_only_its_time_limit(
     session: SessionFolder, program: Program, endpoint: FakeEndpoint
 ):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
     site(session, endpoint.url, time_limit="1 s")
     recipe, _ = program("mine")
@@ -287,7 +249,6 @@ def line_answer(request: dict[str, Any], number: int) -> str:
 def test_pace_is_answered_at_once_and_learned_for_next_time(
     session: SessionFolder, endpoint: FakeEndpoint, tmp_path: Path
 ):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = line_answer
     site(session, endpoint.url)
     log = tmp_path / "lib-1.log"
@@ -307,7 +268,6 @@ def test_pace_is_answered_at_once_and_learned_for_next_time(
 
 
 def test_hanging_language_model_does_not_delay_a_certain_verdict(session: SessionFolder, endpoint: FakeEndpoint):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     endpoint.answer = lambda request, number: endpoint.released.wait(60) and "too late"
     site(session, endpoint.url, time_limit="60 s")
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -330,7 +290,6 @@ def test_hanging_language_model_does_not_delay_a_certain_verdict(session: Sessio
 
 
 def test_language_model_judges_an_uncertain_failure(session: SessionFolder, endpoint: FakeEndpoint):
-    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
     said = "storaged: a lease failed"
     endpoint.answer = lambda request, number: f'{{"line": "{said}", "cause": "framework", "component": "none"}}'
     site(session, endpoint.url)

@@ -68,8 +68,6 @@ def test_language_model_alone_cannot_quarantine_a_pilot(endpoint: FakeEndpoint):
         {**INFRASTRUCTURE, "line": 3},
         {**INFRASTRUCTURE, "cause": "gremlins"},
         {"cause": "infrastructure"},
-        "The network, I believe.",
-        b"<html>Bad gateway</html>",
         KILLED,
     ],
     ids=lambda answer: "killed" if answer is KILLED else str(answer),
@@ -91,12 +89,6 @@ def test_failing_endpoint_changes_nothing(endpoint: FakeEndpoint):
     count = len(endpoint.asked)
     assert asked(endpoint, session_budget=10) == doubted()[1]
     assert len(endpoint.asked) == count
-
-
-def test_unknown_component_is_mapped_to_the_node(endpoint: FakeEndpoint):
-    endpoint.answer = says({**INFRASTRUCTURE, "component": "flux capacitor"})
-    found = asked(endpoint)
-    assert found.component in ("node", doubted()[1].component)
 
 
 def test_only_uncertain_call_failures_are_sent_to_the_model():

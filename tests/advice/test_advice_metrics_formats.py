@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advice.fake_endpoint import KILLED, FakeEndpoint
+from advice.fake_endpoint import FakeEndpoint
 
 from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
@@ -73,37 +73,6 @@ def test_format_is_requested_once_and_kept_for_later_runs(endpoint: FakeEndpoint
     assert len(endpoint.asked) == 1
 
 
-def test_another_model_is_asked_for_the_format_again(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
-    endpoint.answer = answers(step="{step}")
-    kept = tmp_path / "sources.sqlite"
-    assert tracked(log, LineFormats(kept, model="small"), model(endpoint)).total is None
-    endpoint.answer = answers(**ANSWER)
-    assert tracked(log, LineFormats(kept, model="large"), model(endpoint)).total == 4000.0
-    assert tracked(log, LineFormats(kept, model="small"), model(endpoint)).total is None
-    assert len(endpoint.asked) == 2
-
-
-def test_format_in_two_pending_questions_is_requested_once(endpoint: FakeEndpoint, log: Path):
-    endpoint.answer = answers(**ANSWER)
-    formats = LineFormats()
-    reading = FollowedLog(log, formats=formats)
-    waiting = []
-    for at in (140, 141):
-        with log.open("a") as file:
-            file.write(f"{report(at)}\n")
-        reading.track(at_s=0.0)
-        waiting += formats.take_unread_formats()
-    assert len(waiting) == 2
-    formats.learn_formats(waiting, model(endpoint))
-    assert len(endpoint.asked) == 1
-
-
-def test_rules_alone_apply_without_an_answer(endpoint: FakeEndpoint, log: Path):
-    assert FollowedLog(log).track(at_s=0.0).progress is None
-    assert tracked(log, LineFormats(), model(endpoint, url="http://127.0.0.1:9/v1")) is None
-    assert endpoint.asked == []
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -124,67 +93,6 @@ def test_answer_that_contradicts_the_lines_is_ignored(endpoint: FakeEndpoint, lo
     formats = LineFormats()
     assert tracked(log, formats, model(endpoint), looks=3) is None
     assert len(endpoint.asked) == 1, "a format without a metric is kept too"
-
-
-def test_total_below_the_count_is_dropped_alone(endpoint: FakeEndpoint, log: Path):
-    endpoint.answer = answers(step="{step}", total_steps="250")
-    found = tracked(log, LineFormats(), model(endpoint))
-    assert found is not None
-    assert (found.step, found.total) == (139.0, 250.0)
-    log.write_text("".join(f"{report(step)}\n" for step in range(300, 340)))
-    found = tracked(log, LineFormats(), model(endpoint))
-    assert found is not None
-    assert (found.step, found.total) == (339.0, None)
-
-
-def test_number_that_appears_twice_in_the_line_is_ignored(endpoint: FakeEndpoint, tmp_path: Path):
-    path = tmp_path / "run.log"
-    path.write_text("".join(f"trained {step} of them, {step} today\n" for step in range(100, 140)))
-    endpoint.answer = lambda request, number: json.dumps({"step": request["messages"][-1]["content"].split()[1]})
-    assert tracked(path, LineFormats(rules=lambda _: None), model(endpoint)) is None
-
-
-def says(answer: object, *, status: int = 200, tokens: int = 10) -> Callable[[FakeEndpoint], None]:
-    def be(server: FakeEndpoint) -> None:
-        server.answer, server.status, server.tokens = (lambda request, number: answer), status, tokens
-
-    return be
-
-
-def hangs(server: FakeEndpoint) -> None:
-    server.answer = lambda request, number: server.released.wait() and ""
-
-
-TROUBLES = {
-    "nonsense": says("The step is blowing in the wind."),
-    "no JSON": says(b"<html>Bad gateway</html>"),
-    "killed in between": says(KILLED),
-    "a 500": says("{}", status=500),
-    "hangs": hangs,
-}
-
-
-@pytest.mark.parametrize("name", TROUBLES)
-def test_failing_endpoint_leaves_metrics_unchanged(endpoint: FakeEndpoint, log: Path, name: str):
-    TROUBLES[name](endpoint)
-    assert tracked(log, LineFormats(), model(endpoint, time_limit_s=0.4), looks=4) is None
-    assert 1 <= len(endpoint.asked) <= 2, "a format is tried twice at most"
-
-
-def test_padding_and_progress_bars_create_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
-    path = tmp_path / "run.log"
-    lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))
-    path.write_text("\n".join(lines) + "\n")
-    endpoint.answer = lambda request, number: json.dumps(
-        {"step": request["messages"][-1]["content"][8:14].strip("[ ]")}
-    )
-    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
-    assert found is None, "the line does not look like progress"
-    path.write_text(path.read_text().replace("penalty", "loss"))
-    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
-    assert found is not None
-    assert (found.step, found.lines) == (114.0, 20)
-    assert len(endpoint.asked) == 1
 
 
 def test_spent_session_budget_stops_questions_to_the_model(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
@@ -217,16 +125,25 @@ def test_built_in_rules_take_precedence_over_learned_formats(endpoint: FakeEndpo
     assert (found.step, found.total) == (39.0, 500.0)
 
 
-def test_unrepeated_lines_create_no_question(endpoint: FakeEndpoint, tmp_path: Path):
-    path = tmp_path / "run.log"
-    path.write_text("".join(f"{report(100)} {'abcdefghij'[at]}\n" for at in range(10)))
-    assert tracked(path, LineFormats(), model(endpoint)) is None
-    assert endpoint.asked == []
-
-
 def test_one_read_requests_a_bounded_number_of_formats(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     path.write_text("".join(f"{report(100 + at)} {letter}\n" for letter in "abcdefghij" for at in range(5)))
     endpoint.answer = answers()
     tracked(path, LineFormats(), model(endpoint))
     assert len(endpoint.asked) == 4
+
+
+def test_padding_and_progress_bars_create_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
+    path = tmp_path / "run.log"
+    lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))
+    path.write_text("\n".join(lines) + "\n")
+    endpoint.answer = lambda request, number: json.dumps(
+        {"step": request["messages"][-1]["content"][8:14].strip("[ ]")}
+    )
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is None, "the line does not look like progress"
+    path.write_text(path.read_text().replace("penalty", "loss"))
+    found = tracked(path, LineFormats(rules=lambda _: None), model(endpoint))
+    assert found is not None
+    assert (found.step, found.lines) == (114.0, 20)
+    assert len(endpoint.asked) == 1

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import os
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from benchmarks.papers.schedmate.metric_formats import FORMATS, HEADERS, noise, 
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, MetricTracker, slowdown
 from stoker.manager.advice.metrics.lines import stated_totals
 from stoker.manager.advice.metrics.tracker import LOOK_BYTES, newest_lines
-from stoker.manager.policies.reactions import LIMIT
 
 
 def track(lines: Iterable[str], **totals: float) -> LoggedProgress:
@@ -37,11 +35,6 @@ def test_progress_bar_gives_progress_rate_and_time_left():
     assert found.loss == 1.5
     assert found.loss_change is not None
     assert found.loss_change < 0
-
-
-def test_outliers_do_not_move_the_rate():
-    found = track(bar(done, 200, rate=400.0 if done % 7 == 0 else 4.0) for done in range(1, 101))
-    assert found.rate_per_s == 4.0
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
@@ -101,22 +94,6 @@ def test_outer_of_two_progress_bars_is_the_progress():
     assert found.steps_per_s == 4.0
 
 
-def test_first_epoch_of_a_line_counts():
-    assert track([f"epoch 2 step {step}/100 epochs 10 loss 0.3" for step in range(1, 31)]).epoch == 2
-
-
-def test_epochs_with_a_total_contain_the_steps():
-    found = track(["Epoch 3/10", *(f"{k}/50 [===>...] - ETA: 9s - loss: 0.1" for k in range(1, 26))])
-    assert (found.done, found.total, found.unit, found.epoch) == (2.5, 10, "epoch", 3)
-
-
-def test_epoch_without_a_total_counts_as_a_part():
-    lines = [f"Train Epoch: 2 [{k}/1000 ({k // 10}%)]\tLoss: 1.0" for k in range(0, 500, 100)]
-    assert not track(lines).whole
-    told = track(lines, epoch=4.0)
-    assert (told.done, told.total, told.whole) == (1.4, 4.0, True)
-
-
 def test_evaluation_between_steps_is_not_progress():
     lines = [bar(done, 200, loss=1.0) for done in range(1, 101)]
     lines += [bar(done, 20, name="Evaluating: ", rate=50.0) for done in range(10)]
@@ -153,34 +130,11 @@ def test_missing_metrics_have_a_reason():
     assert tracked.why == "none of the last 15 lines has a metric"
 
 
-def test_a_loss_alone_is_a_metric_without_progress():
-    tracked = MetricTracker().track(["loss: 0.5", "loss: 0.6"])
-    assert (tracked.progress.total, tracked.progress.loss) == (None, 0.5)
-
-
-def test_long_tail_is_read_only_as_far_as_needed():
-    read = 0
-
-    def lines() -> Iterable[str]:
-        nonlocal read
-        for k in range(100_000, 0, -1):
-            read += 1
-            yield f"step {k}/200000 loss 1.0"
-
-    assert MetricTracker().track(lines()).progress is not None
-    assert read <= 5_001
-
-
-def test_slowdown_is_detected():
-    before = track(bar(done, 200, rate=4.0) for done in range(1, 40))
-    slower = track(bar(done, 200, rate=2.5) for done in range(40, 80))
-    loss = slowdown(before, slower)
-    assert loss.share == pytest.approx(0.375)
-    assert loss.share > LIMIT
-    kept = slowdown(before, track(bar(done, 200, rate=2.7) for done in range(40, 80)))
-    assert kept.share <= LIMIT
+def test_slowdown_is_the_share_of_the_lost_rate():
+    before, slower = (track(bar(done, 200, rate=rate) for done in range(1, 40)) for rate in (4.0, 2.5))
+    assert slowdown(before, slower).share == pytest.approx(0.375)
     assert slowdown(None, slower) is None
-    assert slowdown(before, track(["step 1/9 loss 1"])) is None
+    assert slowdown(before, None) is None
 
 
 def newest(path: Path, **settings: int) -> list[str]:
@@ -202,29 +156,13 @@ def test_lines_are_returned_newest_first_without_an_unfinished_line(log: Path):
     assert newest(log) == []
 
 
-@pytest.mark.parametrize("length", [5, 100, 16_383, 16_384, 16_385, 40_000])
+@pytest.mark.parametrize("length", [5, 16_383, 16_384, 16_385])
 def test_lines_across_read_blocks_are_joined(log: Path, length: int):
     lines = [f"{k:06d}" + "x" * (length % 977) for k in range(max(3, 60_000 // length))]
     log.write_text("\n".join(lines) + "\n")
     kept = newest(log)
     assert kept == lines[::-1][: len(kept)]
     assert len(kept) >= min(len(lines), LOOK_BYTES // (len(lines[0]) + 1)) - 1
-
-
-def test_one_read_covers_a_bounded_part_of_the_log(log: Path, monkeypatch: pytest.MonkeyPatch):
-    log.write_text("".join(f"step {k}/100000 loss 1.0\n" for k in range(100_000)))
-    read = 0
-    pread = os.pread
-
-    def counted(descriptor: int, count: int, offset: int) -> bytes:
-        nonlocal read
-        read += count
-        return pread(descriptor, count, offset)
-
-    monkeypatch.setattr(os, "pread", counted)
-    tracked = FollowedLog(log).track(at_s=0.0)
-    assert tracked.progress.done == 99_999
-    assert read <= LOOK_BYTES + 65_536
 
 
 def test_line_of_100_mb_and_binary_output_have_bounded_cost(log: Path):
@@ -257,24 +195,3 @@ def test_truncated_or_replaced_log_counts_as_another_log(log: Path):
     log.write_text("".join(f"step {k}/9 loss 1.0\n" for k in range(1, 8)))
     third = followed.track(at_s=20.0).progress
     assert (third.done, third.total) == (7, 9)
-
-
-def test_truncation_during_a_read_is_handled(log: Path):
-    log.write_text("".join(f"step {k}/9999 loss 1.0\n" for k in range(9_000)))
-    with log.open("r+b") as file:
-        lines: Iterator[str] = newest_lines(file.fileno(), log.stat().st_size)
-        assert next(lines) == "step 8999/9999 loss 1.0"
-        file.truncate(10)
-        assert len(list(lines)) < 2_000
-
-
-def test_unchanged_log_is_not_read_again(log: Path):
-    log.write_text("step 3/9 loss 1.0\n")
-    followed = FollowedLog(log)
-    assert followed.track(at_s=0.0) is followed.track(at_s=1.0)
-
-
-def test_missing_log_has_a_reason(log: Path):
-    tracked = FollowedLog(log).track(at_s=0.0)
-    assert tracked.progress is None
-    assert "No such file" in tracked.why

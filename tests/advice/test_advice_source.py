@@ -23,11 +23,9 @@ def values(found: WorkloadFacts) -> dict[str, Any]:
     [
         ("from transformers import AutoModel\nAutoModel.from_pretrained('gpt2')", "model", "gpt2"),
         ("from transformers import AutoModelForCausalLM as M\nM.from_pretrained('x')", "task", "text-generation"),
-        ("from transformers import BertForMaskedLM\nBertForMaskedLM.from_pretrained('b')", "task", "fill-mask"),
         ("from transformers import pipeline\npipeline('summarization', model='t5')", "task", "summarization"),
         ("from transformers import pipeline\npipeline('summarization', model='t5')", "model", "t5"),
         ("from stoker import causal_lm\ncausal_lm('models/small')", "model", "models/small"),
-        ("import stoker\nstoker.encoder('m')", "task", "feature-extraction"),
         ("from sentence_transformers import SentenceTransformer as S\nS('mini')", "framework", "sentence-transformers"),
         ("import torchvision\ntorchvision.models.resnet50()", "model", "resnet50"),
         ("from datasets import load_dataset\nload_dataset('glue', 'sst2')", "data", "glue/sst2"),
@@ -36,16 +34,12 @@ def values(found: WorkloadFacts) -> dict[str, Any]:
         ("import pandas\npandas.read_csv('a.csv')", "data", "a.csv"),
         ("from torch.utils.data import DataLoader\nDataLoader(d, batch_size=4 * 8)", "batch_size", 32),
         ("from transformers import TrainingArguments as T\nT(per_device_train_batch_size=4)", "batch_size", 4),
-        ("from transformers import TrainingArguments as T\nT(num_train_epochs=3.0)", "epochs", 3),
         ("from transformers import TrainingArguments as T\nT(bf16=True)", "precision", "bfloat16"),
         ("import torch\nwith torch.autocast('cuda', dtype=torch.float16):\n    pass", "precision", "float16"),
-        ("import torch\nmodel.to(torch.bfloat16)", "precision", "bfloat16"),
         ("model.half()", "precision", "float16"),
         ("model.to('cuda:0')", "devices", "cuda"),
-        ("model.cuda()", "devices", "cuda"),
         ("world_size = 8", "devices", 8),
         ("for epoch in range(2, 12):\n    pass", "epochs", 10),
-        ("from tqdm import trange\nfor step in trange(50):\n    pass", "steps", 50),
         ("from tqdm import trange\nfor step in trange(50, desc='train'):\n    pass", "steps", 50),
         ("for x in y:\n    break\nelse:\n    batch_size = 32", "batch_size", 32),
         ("batch_size = int('9' * 5000)\nn = int(0x" + "f" * 4000 + ")\nepochs = 7", "epochs", 7),
@@ -54,9 +48,7 @@ def values(found: WorkloadFacts) -> dict[str, Any]:
         ("from torch import nn\nclass Net(nn.Module):\n    pass\nNet()", "model", "Net"),
         ("from sklearn.svm import LinearClassifier\nLinearClassifier()", "task", "classification"),
         ("size = 'xl'\nname = f'gpt2-{size}'\nAutoModel.from_pretrained(name)", "model", "gpt2-xl"),
-        ("BATCH = 2 ** 5\nDataLoader(d, batch_size=BATCH)", "batch_size", 32),
         ("import os\nAutoModel.from_pretrained(os.path.join('models', 'a'))", "model", "models/a"),
-        ("import os\nAutoModel.from_pretrained(os.path.dirname('models/a/b.bin'))", "model", "models/a"),
         ("c = {'batch_size': 7}\nDataLoader(d, batch_size=c['batch_size'])", "batch_size", 7),
         ("a, b = 3, 'm'\nAutoModel.from_pretrained(b)", "model", "m"),
         ("import os\nAutoModel.from_pretrained(os.environ.get('MODEL', 'fallback'))", "model", "fallback"),
@@ -92,20 +84,6 @@ def test_arguments_are_followed_through_calls_of_own_functions():
     assert (found.model.value, found.model.where) == ("large", ARGUMENT)
 
 
-def test_instances_keep_attributes_that_their_class_sets():
-    text = """
-    class Base:
-        epochs_wanted = 3
-    class Job(Base):
-        def __init__(self, batch_size=8): self.size = batch_size
-        def run(self):
-            DataLoader(d, batch_size=self.size)
-            for epoch in range(self.epochs_wanted): pass
-    def main(): Job(batch_size=64).run()
-    """
-    assert values(facts(text, function="main")) == {"batch_size": 64, "epochs": 3}
-
-
 def test_statements_of_other_functions_and_main_are_ignored():
     text = """
     big = AutoModel.from_pretrained("big")
@@ -116,17 +94,6 @@ def test_statements_of_other_functions_and_main_are_ignored():
     """
     found = facts(text, function="mine")
     assert values(found) == {"model": "small"}
-
-
-def test_decorator_of_the_entry_function_counts():
-    text = """
-    from stoker import app, causal_lm
-    @app(context=causal_lm("models/a"))
-    def ask(model, prompts): return model.generate(prompts)
-    @app(context=causal_lm("models/b"))
-    def other(model, prompts): return model.generate(prompts)
-    """
-    assert facts(text, function="ask").model.value == "models/a"
 
 
 ARGPARSE = """
@@ -186,37 +153,6 @@ def test_dataclasses_are_read_as_settings_and_as_options():
     )
     given = extract_facts(SourceText(textwrap.dedent(text) + parsed))
     assert values(given)["batch_size"] == 8
-
-
-def test_comments_and_variable_names_do_not_change_the_facts():
-    before = """
-    def work(batch, rows):
-        '''Old words.'''
-        total = 0  # a count
-        for row in rows:
-            total = total + row * batch
-        return total
-    """
-    after = """
-    def work(size: int, items: list[int]) -> int:
-        result = 0
-        # quite another comment
-        for item in items:
-            result = (result + item * size)
-
-        return result
-    """
-    one = facts(before, function="work", arguments={"batch": 3})
-    two = facts(after, function="work", arguments={"size": 3})
-    assert one.same == two.same != ""
-    assert one.text == two.text
-    assert facts(after, function="work", arguments={"size": 4}).same != one.same
-    assert facts(after.replace("*", "+"), function="work", arguments={"size": 3}).same != one.same
-
-
-def test_module_constant_is_part_of_the_source():
-    text = "STEPS = {}\ndef work():\n    for i in range(STEPS): pass\n"
-    assert facts(text.format(3), function="work").same != facts(text.format(4), function="work").same
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from advice.fake_endpoint import DRIP, FakeEndpoint
 
-from stoker.manager.advice.endpoint import Conversation, EndpointError, LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
 from stoker.manager.advice.source.agent import add_facts_from_model
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
@@ -101,7 +101,6 @@ ENDPOINTS = {
     "hangs": (lambda server: setattr(server, "answer", lambda *_: server.released.wait() and ""), "time|Timeout"),
     "drips": (says(DRIP), "time limit of 2 s is over"),
     "nonsense": (says("The answer is blowing in the wind."), "neither an action nor an answer"),
-    "no JSON": (says(b"<html>Bad gateway</html>"), "not a chat completion"),
     "odd JSON": (says(b'{"choices": [{"message": {"content": 7}}], "usage": 3}'), "not a chat completion"),
     "endless tools": (says(ENDLESS_TOOLS), "within its turns"),
     "spends": (lambda server: setattr(server, "tokens", 10**9), "30,000 tokens is spent: it took 1,000,000,000"),
@@ -120,29 +119,11 @@ def test_facts_are_kept_whatever_the_endpoint_does(endpoint: FakeEndpoint, folde
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes
 
 
-def test_unreachable_endpoint_keeps_the_facts(endpoint: FakeEndpoint, folder: Path):
-    before, after = asked(endpoint, folder, url="http://127.0.0.1:9/v1")
-    assert without_notes(after) == without_notes(before)
-    assert "ConnectError" in after.notes[-1]
-    _, after = asked(endpoint, folder, url="no url at all")
-    assert "could not be used" in after.notes[-1]
-
-
-def test_a_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder: Path):
+def test_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder: Path):
     says(ENDLESS_TOOLS)(endpoint)
     _, after = asked(endpoint, folder, token_budget=1_500, turns=100)
     assert "budget of 1,500 tokens is spent" in after.notes[-1]
     assert len(endpoint.asked) < 10
-
-
-def test_time_limit_covers_all_turns(endpoint: FakeEndpoint):
-    now = [0.0]
-    model = LanguageModel(endpoint.url, "fake", time_limit_s=60.0)
-    conversation = Conversation(ModelEndpoint(model, clock=lambda: now[0]))
-    conversation.ask([{"role": "user", "content": "?"}])
-    now[0] = 61.0
-    with pytest.raises(EndpointError, match="time limit of 60 s"):
-        conversation.ask([{"role": "user", "content": "?"}])
 
 
 def test_no_request_is_sent_without_a_model(endpoint: FakeEndpoint, folder: Path):

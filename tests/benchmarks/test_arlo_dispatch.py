@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -8,9 +7,7 @@ import pytest
 from benchmarks.papers.arlo.dispatch import (
     BucketDispatcher,
     Dispatcher,
-    LoadBuckets,
     Outcome,
-    RandomDispatcher,
     RuntimeQueues,
     dispatch_outcome,
     inter_groups_greedy,
@@ -67,45 +64,3 @@ def test_figure_4_strategies_give_the_published_results() -> None:
 )
 def test_figure_5_strategies_place_a_request_of_length_200(strategy: str, instance: int) -> None:
     assert loaded(strategy, FIGURE_5).take(200) == instance
-
-
-def test_packing_fills_an_instance_exactly_to_its_capacity() -> None:
-    full = ((128, 4, [3, 0]), (512, 3, [0]))
-    queues = loaded("any", full)
-    assert [queues.take(100) for _ in range(8)] == [0, 1, 1, 1, 1, 2, 2, 2]
-    short = loaded("shortest", ((128, 4, [1, 0]), (512, 3, [0])))
-    assert [short.take(100) for _ in range(6)] == [0, 1, 1, 2, 2, 1]
-
-
-def test_bucket_search_finds_the_same_as_a_plain_search() -> None:
-    rng = random.Random(3)
-    buckets, loads = LoadBuckets(), dict[int, int]()
-    for step in range(3000):
-        if not loads or rng.random() < 0.3:
-            loads[step] = rng.randrange(12)
-            buckets.put(step, loads[step])
-        else:
-            gone = rng.choice(list(loads))
-            buckets.remove(gone, loads.pop(gone))
-        limit = rng.randrange(14)
-        below = [load for load in loads.values() if load < limit]
-        assert buckets.least() == min(loads.values(), default=-1)
-        assert buckets.greatest_below(limit) == max(below, default=-1)
-        if loads:
-            assert loads[buckets.any_instance_of(buckets.least())] == buckets.least()
-
-
-def test_random_dispatch_ignores_loads_and_is_reproducible_by_seed() -> None:
-    def taken(seed: int) -> list[int]:
-        dispatcher = RandomDispatcher(seed)
-        for instance in range(4):
-            dispatcher.add(instance, 0)
-        dispatcher.remove(2)
-        return [dispatcher.take(100) for _ in range(3000)]
-
-    counts = [taken(1).count(instance) for instance in range(4)]
-    assert counts[2] == 0
-    assert all(900 < counts[instance] < 1100 for instance in (0, 1, 3))
-    assert taken(1) == taken(1) != taken(2)
-    with pytest.raises(ValueError, match="systems with one runtime"):
-        RandomDispatcher(1).add(0, 1)

@@ -12,17 +12,15 @@ from benchmarks.papers.arlo.cases import (
     ARLO_EVEN,
     ARLO_GLOBAL,
     DT,
-    DT_RANDOM,
     INFAAS,
     INFAAS_SHORT,
     ST,
-    ST_RANDOM,
     Case,
     Measures,
     Result,
 )
-from benchmarks.papers.arlo.measured import Deployed, Measured, SolvingTime, records
-from benchmarks.papers.arlo.tables import TABLES, random_dispatch
+from benchmarks.papers.arlo.measured import Measured, records
+from benchmarks.papers.arlo.tables import TABLES
 from benchmarks.papers.arlo.workload import missing
 
 Stored = common.Store[Case, Result]
@@ -78,49 +76,6 @@ def test_single_run_can_violate_orders_and_limits(tmp_path: Path) -> None:
     assert findings(kept(tmp_path, worse))[name][0].cells == ["2 of 3", "**no**"]
     for bad in (result_of(results[0].case, 30.0, out=3), result_of(results[0].case, 30.0, lost=1)):
         assert findings(kept(tmp_path, [bad, *results[1:]]))[limit][0].is_met is False
-
-
-def test_random_dispatch_is_judged_within_five_points(tmp_path: Path) -> None:
-    means = {ST_RANDOM: 9.5, DT_RANDOM: 3.5, ARLO: 3.0}
-    runs = [result_of(c, means[c.system]) for c in random_dispatch("6a") if c.system in means]
-    bar = "Figure 6a: the mean is below `{}`'s by, within 5 points"
-    found = {verdict.bar: verdict.findings for verdict in summary.random_dispatch_verdicts(kept(tmp_path, runs).get)}
-    assert found[bar.format(ST_RANDOM)][0].cells == ["68.4 %", "yes"]
-    assert found[bar.format(DT_RANDOM)][0].cells == ["14.3 %", "**no**"]
-    assert found[bar.format(ST_RANDOM)][1].cells == ["–", "not run"]
-
-
-def test_tail_is_judged_in_the_figure_with_the_lower_value(tmp_path: Path) -> None:
-    p98_ms = {"6a": 20.0, "6b": 90.0}
-    runs = [
-        result_of(c, 1.0, p98_ms=p98_ms[figure] if c.system == ST_RANDOM else 9.0)
-        for figure in p98_ms for c in random_dispatch(figure) if c.system in (ST_RANDOM, ARLO)
-    ]  # fmt: skip
-    bar = "Figure 6, the larger of a and b: the 98th percentile is below `st, random`'s by, within 5 points"
-    found = {verdict.bar: verdict.findings for verdict in summary.random_dispatch_verdicts(kept(tmp_path, runs).get)}
-    assert found[bar][0].cells == ["90.0 %", "yes"]
-
-
-def test_session_is_judged_by_its_worst_seed(tmp_path: Path) -> None:
-    def deployed(seed: int, p98_ms: float) -> Deployed:
-        model = result_of(random_dispatch("6a")[0], 1.0, p98_ms=10.0).measures
-        return Deployed(seed, 4000.0, "", 1, mean_ms=1.0, p98_ms=p98_ms, late=0.0, model=model)
-
-    of = kept(tmp_path, [])
-    for p98_ms, cells in ((19.0, ["0.50 to 1.90 times", "yes"]), (21.0, ["0.50 to 2.10 times", "**no**"])):
-        of.kept.deployed = [deployed(4, 5.0), deployed(5, p98_ms)]
-        assert summary.session_verdict(of).findings[0].cells == cells
-
-
-@here
-def test_table_2_is_judged_by_the_mean_and_shows_the_longest(tmp_path: Path) -> None:
-    bar = "Table 2, 1,000 GPUs, 16 runtimes: under 0.3 s in the mean of 20"
-    for seconds, said in (
-        ((0.1, 0.3), "yes: the longest took 0.30 s"),
-        ((0.1, 0.7), "**no**: the longest took 0.70 s"),
-    ):
-        measured = Measured("", [SolvingTime(1000, 16, seconds, (0.5, 0.9))], [])
-        assert findings(kept(tmp_path, [], measured))[bar][0].cells[1] == said
 
 
 @here

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import SYSTEMS, Case, Measures, simulate
 from benchmarks.papers.arlo.dispatch import RuntimeQueues
-from benchmarks.papers.arlo.fleet import Agenda, Fleet, Replacements, Served, serve
+from benchmarks.papers.arlo.fleet import Agenda, Fleet, Served, serve
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, make_trace
 
 SHORT_S, LONG_S = 0.010, 0.040
@@ -37,24 +37,6 @@ def test_requests_queue_at_the_least_busy_instance() -> None:
     ]  # fmt: skip
 
 
-def test_overhead_delays_the_next_request() -> None:
-    assert milliseconds([0.0, 0.0], [50, 50], [1, 1]) == [10.8, 20.8]
-    assert milliseconds([0.0, 0.0], [50, 50], [1, 1], occupies=True) == [10.8, 21.6]
-
-
-def test_replacements_are_minimal_and_happen_one_at_a_time() -> None:
-    agenda = Agenda()
-    fleet = fleet_of([5, 1], agenda)
-    replacements = Replacements(fleet)
-    replacements.set_target([3, 3], 0.0)
-    assert (fleet.out, fleet.replaced, len(fleet.serving(0)), len(fleet.serving(1))) == (1, 1, 4, 1)
-    while agenda.next_at < 10:
-        agenda.run_next()
-        assert fleet.out <= 1
-    assert (fleet.out, fleet.replaced, fleet.most_out) == (0, 2, 1)
-    assert (len(fleet.serving(0)), len(fleet.serving(1)), fleet.counts) == (3, 3, [3, 3])
-
-
 def test_replaced_instance_drains_and_returns_a_second_later() -> None:
     agenda, served = Agenda(), Served()
     fleet = fleet_of([1, 1], agenda)
@@ -64,22 +46,6 @@ def test_replaced_instance_drains_and_returns_a_second_later() -> None:
     assert [round(1000 * each, 1) for each in served.latencies] == [10.8, 20.8, 40.8, 40.8], "then only the long one"
     assert back == [pytest.approx(0.020 + settings.REPLACEMENT_S)]
     assert (served.lost, fleet.serving(0), len(fleet.serving(1))) == (0, [], 2)
-
-
-def test_last_instance_of_the_longest_runtime_stays_until_replaced() -> None:
-    agenda = Agenda()
-    fleet = fleet_of([1, 1], agenda)
-    Replacements(fleet).set_target([2, 0], 0.0)
-    assert (fleet.out, len(fleet.serving(1))) == (0, 1)
-
-
-def test_devices_count_from_their_addition_to_their_last_answer() -> None:
-    agenda, served = Agenda(), Served()
-    fleet = fleet_of([1, 1], agenda)
-    agenda.schedule(1.0, lambda now: fleet.scale_up(1, now))
-    agenda.schedule(3.0, lambda now: fleet.release(0, now))
-    serve(Trace([2.999, 4.0], [50, 50], []), fleet, agenda, served)
-    assert fleet.device_s(5.0) == pytest.approx(2 * 5.0 + 4.0 - (5.0 - 3.009))
 
 
 def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 2.0) -> Measures:
@@ -98,11 +64,6 @@ def test_no_system_loses_requests_and_few_instances_are_replacing(system: str) -
         assert found.most_out <= found.at_once == 1
         assert found.p98_ms >= found.p50_ms > 1000 * (LatencyProfile("base").static_s(64) + settings.OVERHEAD_S) - 1e-6
         assert found.devices == pytest.approx(6.0) if not least else found.devices >= 3
-
-
-def test_equal_seeds_give_equal_numbers_and_other_seeds_other_ones() -> None:
-    assert small("arlo") == small("arlo")
-    assert small("arlo").mean_ms != small("arlo", seed=8).mean_ms
 
 
 def test_padding_to_the_longest_has_the_published_latency() -> None:

@@ -18,17 +18,6 @@ def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues:
     return queues
 
 
-def test_congestion_threshold_decreases_from_level_to_level() -> None:
-    """A load of 0.8 is below the first threshold of 0.85, but not below the second threshold of 0.765. Levels without
-    instances do not count.
-    """
-    assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [8])).take(100) == "q1a"
-    assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [7])).take(100) == "q3a"
-
-    # If all levels are congested, the level of the shortest inputs receives the request.
-    assert loaded((128, 10, [12, 11]), (256, 10, [10]), (512, 10, [10])).take(64) == "q1b"
-
-
 def test_at_most_six_levels_are_examined() -> None:
     levels = [(64 * (number + 1), 10, [10]) for number in range(6)]
     assert loaded(*levels, (448, 10, [0])).take(10) == "q1a"
@@ -40,38 +29,6 @@ def test_request_longer_than_every_runtime_gets_an_error() -> None:
         loaded((128, 10, [0]), (512, 10, [0]), (1024, 10, [])).take(513)
     with pytest.raises(ValueError, match="rising lengths"):
         RuntimeQueues([(128, 10), (128, 10)])
-
-
-def test_loads_equal_those_of_a_plain_count() -> None:
-    chance = random.Random(5)
-    queues: RuntimeQueues = RuntimeQueues([(128, 20), (256, 10), (512, 5)])
-    runtime_of: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    for step in range(4000):
-        kind = chance.random()
-        if kind < 0.02 or not counts:
-            runtime_of[step], counts[step] = chance.randrange(3), 0
-            queues.add(step, runtime_of[step])
-        elif kind < 0.03 and len(counts) > 1:
-            gone = chance.choice(list(counts))
-            queues.remove(gone)
-            del counts[gone], runtime_of[gone]
-        elif kind < 0.55:
-            tokens = chance.randrange(1, 513)
-            try:
-                chosen = queues.take(tokens)
-            except ValueError:
-                assert all((128, 256, 512)[runtime] < tokens for runtime in runtime_of.values())
-                continue
-            alike = [counts[each] for each in counts if runtime_of[each] == runtime_of[chosen]]
-            assert counts[chosen] == min(alike)
-            assert (128, 256, 512)[runtime_of[chosen]] >= tokens
-            counts[chosen] += 1
-        elif busy := [each for each, count in counts.items() if count]:
-            ended = chance.choice(busy)
-            queues.done(ended)
-            counts[ended] -= 1
-        assert all(queues.load(each) == count for each, count in counts.items())
 
 
 def test_session_and_evaluation_choose_the_same_runtime() -> None:

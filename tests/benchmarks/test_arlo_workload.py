@@ -1,24 +1,13 @@
 from __future__ import annotations
 
-import cmath
 import statistics
 from itertools import pairwise
 
 import pytest
 
 from benchmarks.papers.arlo import settings
-from benchmarks.papers.arlo.fleet import best_allocation, even_allocation, runtime_demands
-from benchmarks.papers.arlo.workload import (
-    LONGEST,
-    LatencyProfile,
-    Trace,
-    Workload,
-    lengths_of,
-    make_trace,
-    missing,
-    read_lengths,
-    recalibrated_length,
-)
+from benchmarks.papers.arlo.fleet import best_allocation, runtime_demands
+from benchmarks.papers.arlo.workload import LatencyProfile, Workload, lengths_of, make_trace
 
 BASE, LARGE = LatencyProfile("base"), LatencyProfile("large", 10.5)
 SHORT, LONG = [80], [400]
@@ -30,34 +19,6 @@ def test_latencies_equal_those_of_the_paper() -> None:
     assert 1000 * BASE.static_s(20) == pytest.approx(4.86 / 4.28)
     assert 1000 * LARGE.static_s(64) == pytest.approx(10.5 / 5.25)
     assert (BASE.capacity(512), BASE.capacity(64), LARGE.capacity(512)) == (30, 130, 42)
-
-
-def test_latency_rises_in_steps_of_64_tokens() -> None:
-    for tokens in range(1, LONGEST):
-        rise = BASE.static_s(tokens + 1) / BASE.static_s(tokens) - 1
-        assert rise > 0.05 if tokens % 64 == 0 else 0 < rise < 0.001, tokens
-
-
-def test_dynamic_compilation_inflates_latency_within_its_bounds() -> None:
-    for shape, first, last in (
-        ("flat", 1.22, 1.22),
-        ("rising", 1.22, 3.56),
-        ("falling", 3.56, 1.22),
-        ("mild", 1.22, 1.8),
-    ):
-        assert BASE.dynamic_s(1, shape) / BASE.static_s(1) == pytest.approx(first)
-        assert BASE.dynamic_s(512, shape) / BASE.static_s(512) == pytest.approx(last)
-
-
-def test_runtimes_are_evenly_spaced() -> None:
-    assert lengths_of(8) == (64, 128, 192, 256, 320, 384, 448, 512)
-    assert lengths_of(12)[:3] == (42, 85, 128)
-    assert BASE.mean_s([64, 65, 512], 8) == pytest.approx(sum(map(BASE.static_s, (64, 128, 512))) / 3)
-    assert BASE.mean_s([64, 65, 512], 2) == pytest.approx(sum(map(BASE.static_s, (256, 256, 512))) / 3)
-
-
-def test_lengths_are_stretched_and_truncated_to_512() -> None:
-    assert [recalibrated_length(tokens) for tokens in (0, 1, 21, 72, 125, 126, 294)] == [1, 4, 86, 295, 512, 512, 512]
 
 
 def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
@@ -86,53 +47,6 @@ def test_share_of_long_requests_varies_slowly_unless_disabled() -> None:
     assert max(shares(0.0)) - min(shares(0.0)) < 0.08
 
 
-@pytest.mark.parametrize(("pattern", "wave_s"), settings.RATED_SECONDS_S.items())
-def test_rated_patterns_vary_in_rate_and_in_their_length_wave(pattern: str, wave_s: float) -> None:
-    rated, bursty = (make_trace(Workload(2000.0, 60.0, 3, each), SHORT, LONG) for each in (pattern, "bursty"))
-    assert len(rated.times) == pytest.approx(120_000, rel=0.1)
-    spread = []
-    for trace in (rated, bursty):
-        counts = [0] * 60
-        for arrived in trace.times:
-            counts[int(arrived)] += 1
-        spread.append(statistics.pstdev(counts))
-    assert spread[0] > 1.1 * spread[1]
-
-    def swing(trace: Trace) -> float:
-        """Return the amplitude of the share of long requests at the period of the wave."""
-        long = [at for at, tokens in zip(trace.times, trace.lengths, strict=True) if tokens == 400]
-        return 2 * abs(sum(cmath.exp(2j * cmath.pi * at / wave_s) for at in long)) / len(trace.times)
-
-    assert swing(rated) == pytest.approx(settings.LONG_SWING, rel=0.5)
-    assert swing(bursty) < settings.LONG_SWING / 2
-
-
-def test_load_of_figure_8_varies() -> None:
-    times = make_trace(Workload(100.0, settings.LOAD_PERIOD_S, 1, swings=True), SHORT, LONG).times
-    half = sum(arrived < settings.LOAD_PERIOD_S / 2 for arrived in times)
-    assert (len(times) - half) / half == pytest.approx((1 + 1.2 / 3.1416) / (1 - 1.2 / 3.1416), rel=0.08)
-
-
-def test_equal_seed_gives_every_system_the_same_requests() -> None:
-    one, again, other = (make_trace(Workload(50.0, 10.0, seed, "bursty"), SHORT, LONG) for seed in (1, 1, 2))
-    assert one == again
-    assert one.times != other.times
-
-
-@pytest.mark.skipif(bool(missing()), reason=missing())
-def test_workload_file_has_a_short_and_a_long_part() -> None:
-    short, long = read_lengths()
-    assert (len(short), len(long)) == (100_000, 55_170)
-    assert statistics.mean(long) > 1.3 * statistics.mean(short)
-    assert max(long) == 512
-
-
-def test_demands_count_requests_of_one_objective_per_bin() -> None:
-    found = runtime_demands([10, 64, 65, 512], 1000.0, lengths_of(8), BASE)
-    assert [each.requests for each in found] == pytest.approx([75.0, 37.5, 0, 0, 0, 0, 0, 37.5])
-    assert [each.capacity for each in found][::7] == [130, 30]
-
-
 def test_unserved_requests_are_counted_by_price_and_mix() -> None:
     """Without `overload_s`, equation 5 plans 1.5 times the capacity of one instance of the longest runtime."""
     lengths = [64] * 80 + [512] * 20
@@ -145,10 +59,3 @@ def test_unserved_requests_are_counted_by_price_and_mix() -> None:
     found = best_allocation(10, wanted)
     assert sum(found) == 10
     assert found[-1] > found[0] > 0
-
-
-def test_devices_are_spread_evenly_with_one_for_the_longest() -> None:
-    assert even_allocation(16, 8) == (2,) * 8
-    assert even_allocation(10, 8) == (1, 1, 1, 2, 1, 1, 1, 2)
-    assert even_allocation(5, 8) == (0, 1, 0, 1, 1, 0, 1, 1)
-    assert even_allocation(7, 1) == (7,)

@@ -90,19 +90,3 @@ def test_context_that_cannot_be_loaded_ends_its_jobs(toy: Make, name: str) -> No
     t.pilot("p1", devices=4)
     t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()
     assert not t.ended["j"].ok
-
-
-@pytest.mark.parametrize("name", BASELINES)
-@pytest.mark.parametrize("lost_at", [5.0, 15.0])
-def test_lost_pilot_removes_devices_of_a_job_that_still_ends(toy: Make, name: str, lost_at: float) -> None:
-    t = toy(policies=policies(name))
-    for pilot in ("p1", "p2"):
-        t.pilot(pilot, devices=4)
-    t.context("a", load_s=10.0)
-    known = ContextAdvice(load_s=10.0, paces={1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
-    t.give(AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({"": known})))
-    how = {"items": 100, "run_s": 20.0, "step_s": 1.0, "objective": Objective(deadline_at=40.0)}
-    t.call("j", context="a", gang=(1, 8), **how).run(until=lost_at)
-    t.kill("p1")
-    t.run()
-    assert t.ended["j"].ok

@@ -9,12 +9,10 @@ from core.toy import Toy
 from benchmarks.baselines.elastic_flow import ElasticFlow
 from benchmarks.baselines.replicas import ByOrder
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext
-from stoker.manager.core.nouns import CallState
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import RecipeKey
-from stoker.protocol.to_manager import Cancel
 
 Make = Callable[..., Toy]
 
@@ -57,20 +55,6 @@ def job(
     return t.call(name, items=items, run_s=run_s, gang=gang, objective=objective, **options)
 
 
-def test_single_job_gets_all_devices_that_help(lab: Make) -> None:
-    t = job(lab(), "j", 500.0).run()
-    assert [size for _, size in starts(t, "j")] == [4]
-
-
-def test_two_jobs_get_their_shares_and_split_spare_devices(lab: Make) -> None:
-    t = lab()
-    job(t, "tight", 80.0)  # the job starts after 12 s and takes 100 s on one replica, so it needs two replicas
-    job(t, "loose", 500.0, context="b")
-    t.run()
-    assert next(size for _, size in starts(t, "tight")) == 2
-    assert next(size for _, size in starts(t, "loose")) in (1, 2)
-
-
 def test_rejected_job_gets_spare_devices_and_is_notified(lab: Make) -> None:
     t = lab(devices=2)
     job(t, "first", 75.0, gang=(2, 2), run_s=50.0).run(until=2.0)
@@ -81,11 +65,6 @@ def test_rejected_job_gets_spare_devices_and_is_notified(lab: Make) -> None:
     t.run()
     assert starts(t, "late")[0][0] >= t.ended_at["first"]
     assert t.ended["late"].ok
-
-
-def test_rejected_job_with_drop_late_is_dropped(lab: Make) -> None:
-    t = job(lab(), "j", 20.0, drop_late=True).run()
-    assert "deadline cannot be met" in t.ended["j"].failure.message  # type: ignore[union-attr]
 
 
 def test_running_job_returns_devices_for_a_deadline_and_resumes(lab: Make) -> None:
@@ -99,42 +78,3 @@ def test_running_job_returns_devices_for_a_deadline_and_resumes(lab: Make) -> No
     assert sizes[1] < 4
     assert t.ended["long"].ok
     assert t.ended_at["long"] < 60.0 + 200.0 + 100.0, "its work so far was not done again"
-
-
-def test_running_job_keeps_its_size_without_rescaling(lab: Make) -> None:
-    t = job(lab(rescale=False), "long", 0.0, items=1000, run_s=200.0).run(until=60.0)
-    job(t, "tight", 60.0 + 75.0).run()
-    assert [size for _, size in starts(t, "long")] == [4]
-    assert starts(t, "tight")[0][0] > t.ended_at["long"]
-
-
-def test_call_for_one_library_is_never_evicted(lab: Make) -> None:
-    t = lab(devices=1)
-    t.call("plain", context="a", run_s=100.0).run(until=30.0)
-    job(t, "tight", 200.0, items=10, run_s=10.0, gang=(1, 1)).run()
-    assert len(starts(t, "plain")) == 1
-
-
-def test_each_job_loads_its_own_libraries_and_ends_them(lab: Make) -> None:
-    t = job(lab(), "j1", 500.0, step_s=0.0).run()
-    ended = t.now
-    job(t, "j2", ended + 500.0, step_s=0.0).run()
-    assert starts(t, "j2")[0][0] >= ended + 10.0
-    assert t.core.state.contexts["a"].loads == 8
-    t.run(until=t.now + 2.0)
-    assert not t.core.state.libraries
-
-
-def test_cancelled_job_frees_its_devices(lab: Make) -> None:
-    t = job(lab(), "j1", 0.0, run_s=1000.0).run(until=20.0)
-    assert t.core.state.calls[t.ids["j1"]].state is CallState.HELD
-    t.tell(Cancel([t.ids["j1"]], running=True))  # type: ignore[list-item]
-    job(t, "j2", 0.0).run()
-    assert t.ended["j2"].ok
-
-
-def test_jobs_of_unknown_length_run_on_the_fewest_devices(toy: Make) -> None:
-    t = toy(policies=elastic_flow())
-    t.pilot("p1", devices=4)
-    t.context("a").call("j", context="a", gang=(2, 4), run_s=5.0).run()
-    assert [size for _, size in starts(t, "j")] == [2]

@@ -114,11 +114,3 @@ def test_each_release_runs_a_case_once_and_unknown_cases_are_dropped(
     assert ran == ["a", "b", "a"]
     records(path).drop_others(cases[1:2])
     assert list(records(path).found) == [cases[1].name]
-
-
-def test_paragraphs_are_wrapped_and_code_is_not() -> None:
-    text = "# " + "h" * 130 + "\n\n- " + "word " * 22 + "`a b c d e f`\n- next\n\n| " + "cell " * 40 + "|\n"
-    lines = common.wrapped_text(text).splitlines()
-    assert len(lines[0]) == 132
-    assert lines[2:5] == ["- " + " ".join(["word"] * 22), "  `a b c d e f`", "- next"]
-    assert len(lines[6]) > 200

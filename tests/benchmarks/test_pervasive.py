@@ -3,11 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.papers.pervasive import claims, fit, paper, predict, worlds
+from benchmarks.papers.pervasive import fit, paper, predict
 from benchmarks.papers.pervasive.fit import BOUNDS, Fit, Parameters, is_possible
-from benchmarks.papers.pervasive.predict import distance_from_capacity
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.log import EventLog, Happened
 
 KNOWN = Parameters(
     item_a10_s=0.25, item_titan_s=0.74, load_a10_s=16.0, load_titan_s=21.0, call_s=0.044,
@@ -48,72 +46,6 @@ def test_closed_form_and_simulator_agree(awareness: Awareness, batch: int) -> No
     assert simulated == pytest.approx(fit.static_run_s(KNOWN, awareness, batch), rel=0.02)
 
 
-def test_value_between_two_limits_has_no_deviation() -> None:
-    run = paper.Run("7", Awareness.FULL, 1000, 2900.0, 3300.0)
-    assert run.error(3000.0) == 0.0
-    assert run.error(3630.0) == pytest.approx(0.1)
-    assert run.error(2610.0) == pytest.approx(-0.1)
-    assert paper.Run("7", Awareness.FULL, 1, 3300.0).error(3000.0) == pytest.approx(-1 / 11)
-
-
-def test_one_gpu_per_minute_is_removed_a10s_first() -> None:
-    pools = worlds.vanishing_pools()
-    assert pools[paper.A10][:2] == ((0.0, 10), (900.0, 9))
-    assert pools[paper.A10][-1] == (900.0 + 9 * 60.0, 0)
-    assert pools[paper.TITAN][:2] == ((0.0, 10), (1500.0, 9))
-    assert pools[paper.TITAN][-1] == (1500.0 + 9 * 60.0, 0)
-    for kind in (paper.A10, paper.TITAN):  # pilots lost early are not preempted a second time
-        pools = worlds.vanishing_pools(from_s=960.0, lost={kind: 3}, lost_at_s=60.0)
-        assert pools[kind][:2] == ((0.0, 10), (60.0, 7))
-        times = sorted(at_s for steps in pools.values() for at_s, _ in steps if at_s > 60.0)
-        assert times == [960.0 + 60.0 * number for number in range(17)]
-        assert [steps[-1][1] for steps in pools.values()] == [0, 0]
-
-
-def test_growing_pool_has_whole_gpus_in_the_cluster_proportions() -> None:
-    pools = worlds.growing_pools(paper.TABLE_1, first=0, last=186, until_s=600.0)
-    assert sum(steps[-1][1] for steps in pools.values()) == 186
-    assert pools["NVIDIA Quadro RTX 6000"][-1][1] == round(186 * 106 / 427)
-    for steps in pools.values():
-        assert [at for at, _ in steps] == sorted({at for at, _ in steps})
-        assert [count for _, count in steps] == sorted(count for _, count in steps)
-
-
-def test_bent_ramp_starts_slowly() -> None:
-    def half_way(bend: float) -> int:
-        pools = worlds.growing_pools({paper.A10: 1.0}, first=4, last=20, until_s=1000.0, bend=bend)
-        return [count for at_s, count in pools[paper.A10] if at_s <= 500.0][-1]
-
-    assert (half_way(1.0), half_way(2.0)) == (12, 8)
-
-
-def test_speeds_of_unfitted_kinds_are_interpolated_linearly() -> None:
-    kinds = sorted(paper.SINGLE, key=lambda kind: paper.SINGLE[kind])
-    times = [worlds.item_s(KNOWN, kind) for kind in kinds]
-    assert times == sorted(times, reverse=True)
-    alike = msgspec.structs.replace(KNOWN, item_titan_s=KNOWN.item_a10_s)
-    assert {worlds.item_s(alike, kind, peaks=paper.TENSOR) for kind in kinds} == {KNOWN.item_a10_s}
-
-
-@pytest.mark.long
-def test_distance_from_a_line_is_the_cost_of_loads_and_open_calls() -> None:
-    log = EventLog()
-    log.note(0.0, Happened.PILOT_CAME, pilot=0)
-    log.note(50.0, Happened.LIBRARY_READY, pilot=0)
-    for number in range(10):  # ten inferences a call, one a second
-        log.note(50.0 + 10 * number, Happened.CALL_BEGAN, call=number, value=10.0)
-        log.note(60.0 + 10 * number, Happened.CALL_ENDED, call=number, value=10.0)
-    off = distance_from_capacity(log, {0: 1.0})
-    # Connected: a line from 0 to 100 inferences at 150 s. Just before the first call ends at 60 s, 0 inferences are
-    # complete, but the line is at 40.
-    assert off.connected == pytest.approx(0.4)
-    # Hot: a line from 50 s to 90 inferences at the last dispatch at 140 s. Just before each call ends, ten inferences
-    # are missing.
-    assert off.hot == pytest.approx(10 / 90)
-    assert off.evenly == pytest.approx(0.0)
-    assert distance_from_capacity(EventLog(), {}).connected == 0.0
-
-
 @pytest.mark.long
 def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
     found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}
@@ -122,16 +54,6 @@ def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
     early, late = (found[Awareness.FULL, f"from 900 s, 3 A10 lost at {at_s} s"] for at_s in (60, 600))
     assert early.value < late.value < full
     assert [gpus for _, gpus in early.looks][::60] == [0.0, 17.0, 10.0 + 7 - 6, 1.0]
-
-
-@pytest.mark.long
-def test_work_in_figure_8_identifies_the_kind_of_gpu() -> None:
-    partial = next(predict.figure_8(KNOWN))
-    begins_s = fit.worker_times_s(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
-    wanted = claims.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s)
-    assert wanted == pytest.approx(claims.titan_share(KNOWN, Awareness.DISK), abs=0.1)
-    more = claims.required_titan_share(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
-    assert more > wanted > claims.required_titan_share(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
 
 
 @pytest.mark.long

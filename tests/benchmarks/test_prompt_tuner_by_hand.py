@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from benchmarks.baselines.loading import policy
@@ -89,17 +88,3 @@ def test_elastic_flow_loads_for_each_job_and_uses_all_devices() -> None:
     assert found.late >= 2  # the fourth job is also late, because its 20 s are less than a cold start
     assert found.loads >= 8
     assert max(ends) < 152.0  # the last job ends earlier, because it gets all other devices
-
-
-@pytest.mark.parametrize(("name", "margin"), [("prompt-tuner", 0.0), ("infless", 0.1), ("elastic-flow", 0.0)])
-def test_predicted_lookup_time_equals_the_simulated_time(name: str, margin: float) -> None:
-    """20 of 60 GPU-seconds are the lookup: four replicas take 17.1 s, or 32 s if they do not shorten the lookup."""
-    takes_s = took_s(40.0, replicas=4) + 20.0 / 4
-    searched = msgspec.structs.replace(
-        job(1.0, gpu_s=40.0, within_s=COLD_S + takes_s * (1 + margin) + 1.0), shared_s=20.0
-    )
-    ends, widths, found = played(name, [searched])
-    assert widths == [4] or name == "elastic-flow"  # elastic-flow gives a single job all devices that it can use
-    assert found.late == 0
-    if widths == [4]:
-        assert ends == [pytest.approx(1.0 + COLD_S + takes_s, abs=0.2)]

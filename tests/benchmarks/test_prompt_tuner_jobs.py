@@ -1,28 +1,20 @@
 from __future__ import annotations
 
-import math
 from collections import Counter
 from itertools import pairwise
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
-import msgspec
 import pytest
 
 from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import (
     MODELS,
-    Bank,
     Job,
     Parameters,
-    arrival,
-    arrival_times,
     jobs,
-    slo_s,
-    uses_bank,
 )
 from benchmarks.papers.prompt_tuner.report import PAGE
 from benchmarks.papers.prompt_tuner.simulate import result_of
-from stoker.chance import Stream
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome
@@ -46,19 +38,6 @@ def test_load_has_its_jobs_and_a_peak_minute_of_five_times_the_mean(load: str) -
         assert fullest(found) == round(5 * len(found) / 20)
 
 
-def test_minutes_are_uneven_and_gaps_in_a_minute_are_exponential() -> None:
-    counts = Counter(int(at_s // 60) for at_s in arrival_times(1000, Stream(3, "x"), peak=5.0))
-    others = sorted(counts[minute] for minute in range(20))[:-1]
-    # counts of independent jobs would deviate by the square root of the mean
-    assert stdev(others) > 2 * math.sqrt(fmean(others))
-    full = sorted(at_s for at_s in arrival_times(20_000, Stream(4, "x"), peak=20.0))  # all jobs in one minute
-    gaps = [b - a for a, b in pairwise(full)]
-    assert stdev(gaps) == pytest.approx(fmean(gaps), rel=0.05)
-
-    assert jobs(MEDIUM, USUAL, seed=1) == jobs(MEDIUM, USUAL, seed=1)
-    assert jobs(MEDIUM, USUAL, seed=1) != jobs(MEDIUM, USUAL, seed=2)
-
-
 def test_durations_have_the_documented_shape_and_bounds() -> None:
     found = [job for seed in range(100) for job in jobs(MEDIUM, USUAL, seed=seed)]
     durations = [job.duration_s for job in found]
@@ -74,47 +53,11 @@ def test_durations_have_the_documented_shape_and_bounds() -> None:
     assert 0.37 <= cold_s / (cold_s + fmean(durations)) <= 0.41
 
 
-def test_speedups_are_within_the_bounds_of_the_model() -> None:
-    for model in MODELS.values():
-        found = [job.speedup for seed in range(20) for job in jobs({model.name: 80}, USUAL, seed=seed)]
-        low, high = model.speedup
-        assert low <= min(found) < low * 1.02
-        assert high / 1.02 < max(found) <= high
-
-
 def test_every_parameter_has_a_source_and_a_reason() -> None:
     lines = PAGE.read_text().splitlines()
     for name in Parameters.__struct_fields__:
         (line,) = [line for line in lines if line.startswith(f"| `{name}` |")]
         assert all(line.split(" | ")[1:]), name
-
-
-JOB = Job(at_s=7.0, model="gpt2-base", duration_s=30.0, replicas=2, speedup=2.0)
-
-
-def test_slo_is_the_duration_times_s_plus_a_cold_start() -> None:
-    cold_s = USUAL.cold_s(MODELS["gpt2-base"])
-    assert slo_s(JOB, 0.5, USUAL) == pytest.approx(15.0 + cold_s)
-    assert slo_s(JOB, 1.5, msgspec.structs.replace(USUAL, overhead=0.5)) == pytest.approx(45.0 + cold_s / 2)
-
-
-def test_prompt_bank_costs_time_and_saves_unforeseen_iterations() -> None:
-    banked, induced = (arrival(JOB, 1.0, USUAL, bank) for bank in (Bank.ALWAYS, Bank.NEVER))
-    # 60 GPU-seconds are 1200 items of 0.05 s
-    assert (banked.items, banked.items_done, banked.shared_s) == (1200, 600, 5.3)
-    assert (induced.items, induced.items_done, induced.shared_s) == (1200, 1200, 0.0)
-    assert banked.gang == (1, USUAL.widest)
-    assert banked.at_s == 7.0
-    assert banked.deadline_s == induced.deadline_s == pytest.approx(slo_s(JOB, 1.0, USUAL))
-
-
-def test_prompt_bank_is_used_only_within_its_time_budget() -> None:
-    short = msgspec.structs.replace(JOB, model="vicuna-7b", duration_s=5.0)
-    assert MODELS["vicuna-7b"].bank_s > USUAL.budget * slo_s(short, 1.0, USUAL)
-    assert not uses_bank(short, 1.0, USUAL, Bank.BUDGET)
-    assert uses_bank(short, 1.0, USUAL, Bank.ALWAYS)
-    assert uses_bank(JOB, 1.0, USUAL, Bank.BUDGET)
-    assert arrival(short, 1.0, USUAL, Bank.BUDGET) == arrival(short, 1.0, USUAL, Bank.NEVER)
 
 
 def outcome(*, ended_at: float) -> RunOutcome:
@@ -144,17 +87,3 @@ def test_each_job_outcome_is_counted_once() -> None:
     both = 8 / 20, (7 + 4) / 21
     assert (found.start_share, found.start_most) == (pytest.approx(sum(both) / 2), pytest.approx(both[1]))
     assert (found.held_s, found.all_s) == (440.0, 9600.0)
-
-
-def test_libraries_that_start_at_the_same_time_are_awaited_once() -> None:
-    log = EventLog()
-    log.note(0.0, Happened.CALL_CAME, call=1)
-    for library, ready_at, took_s in ((1, 6.0, 4.0), (2, 7.0, 6.0), (3, 3.0, 1.0), (4, 12.0, 3.0)):
-        log.note(ready_at, Happened.LIBRARY_READY, library=library, value=took_s)
-        log.note(10.0, Happened.CALL_BEGAN if library == 1 else Happened.PART_BEGAN, call=1, library=library)
-    log.note(20.0, Happened.CALL_ENDED, call=1, library=1)
-    found = result_of(log, [Arrival(at_s=0.0, context="m")], outcome(ended_at=20.0), gpus=4)
-    assert found.start_share == pytest.approx((7 - 1 + 10 - 9) / 20)
-
-    longer = result_of(EventLog(), [Arrival(at_s=0.0, context="m")], outcome(ended_at=2000.0), gpus=8)
-    assert longer.all_s == 16_000.0

@@ -27,25 +27,6 @@ def test_run_has_all_its_jobs_and_never_exceeds_its_gpus() -> None:
     assert simulate(case(bank=Bank.NEVER)).banked == 0
 
 
-@pytest.mark.long
-def test_replicas_of_four_gpus_are_allocated_whole() -> None:
-    large = Case((("llama-30b", 3),), 1.0, System("default"), 0, gpus=8)
-    found = simulate(large)
-    assert found.unfinished == 0
-    assert found.held_s >= 4 * 20.0 * found.loads  # 20 s is the shortest load
-
-
-@pytest.mark.long
-def test_several_processes_give_the_same_results(tmp_path: Path) -> None:
-    cases = [case(seed=seed) for seed in range(3)]
-    one, two = runs_in(tmp_path / "one"), runs_in(tmp_path / "two")
-    one.bring(cases, simulated)
-    two.bring(cases, simulated, jobs=2)
-    assert [one.found[each.name].result.held_s for each in cases] == [
-        two.found[each.name].result.held_s for each in cases
-    ]
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_unknown_policy_stops_the_evaluation_and_names_its_case(jobs: int, tmp_path: Path) -> None:
     cases = [case(policy="nobody", seed=seed) for seed in range(2)]

@@ -3,10 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
-import pytest
 
 from benchmarks.papers.prompt_tuner import scenarios as grids
-from benchmarks.papers.prompt_tuner.scenarios import LITERAL, OURS, PARTS, TUNINGS, Case, Choice, System, read_grid
+from benchmarks.papers.prompt_tuner.scenarios import OURS, PARTS, Case, Choice, read_grid
 from benchmarks.papers.prompt_tuner.searching import Book, Found, search
 from benchmarks.papers.prompt_tuner.simulate import Result
 
@@ -54,30 +53,3 @@ def test_correct_signs_rank_before_the_distance_of_late_jobs() -> None:
     steps, _ = found(usual, {SOME[0]: 2, SOME[1]: 1})
     assert steps.finalists == (SOME[2], SOME[1])
     assert steps.headline == SOME[2], "its late jobs are within the limit"
-
-
-@pytest.mark.parametrize(("later", "headline"), [(300, 1), (90, 0)])
-def test_finalist_outside_the_limit_on_more_seeds_is_dropped(later: int, headline: int) -> None:
-    def late(choice: Choice, case: Case) -> int:
-        further = choice == SOME[0] and case.seed in SEARCH.more_seeds
-        return later if further and case.system == OURS else usual(choice, case)
-
-    steps, _ = found(late, {SOME[1]: 1, SOME[2]: 2})
-    assert steps.finalists == (SOME[0], SOME[1])
-    assert steps.headline == SOME[headline]
-
-
-@pytest.mark.parametrize("best", [TUNINGS[0], TUNINGS[5]])
-def test_infless_is_tuned_to_the_fewest_late_jobs(best: System) -> None:
-    assert found(lambda choice, case: usual(choice, case) + 300 * (case.system != best), {})[0].tuned == best
-    assert LITERAL in TUNINGS
-
-
-def test_grid_has_its_date_and_its_sets_have_slos_of_minutes() -> None:
-    grid = read_grid()
-    assert grid.fixed_on == "2026-11-30"
-    drawn = grids.draw_choices(grid)
-    assert drawn == grids.draw_choices(grid)
-    assert len(drawn) == grid.draws < len(grids.every_choice(grid))
-    for choice in drawn:
-        assert grids.median_slo_s(choice.parameters(grid), grid.search.seeds) >= grid.slo_s >= 60.0

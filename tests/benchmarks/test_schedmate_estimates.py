@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from benchmarks.papers.schedmate import estimates
 from benchmarks.papers.schedmate.estimates import (
     BAR,
     HELD_OUT,
@@ -25,7 +24,3 @@ def test_run_times_of_unseen_jobs_meet_the_bar_and_no_constant_does():
     assert near > 0.8
     for constant in constant_estimates(rows, history, "run_s").values():
         assert error_shares(truth, constant)[1] < near / 2, "no constant is within a factor of two so often"
-
-
-def test_missing_value_is_an_error():
-    assert estimates.error_shares({"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 2.0})[:2] == (0.5, 0.5)

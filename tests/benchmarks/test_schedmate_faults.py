@@ -1,24 +1,11 @@
 from __future__ import annotations
 
-import errno
 import json
-import os
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from benchmarks.papers.schedmate import faults
-from benchmarks.papers.schedmate.faults_lab import files, kinds, surroundings
+from benchmarks.papers.schedmate.faults_lab import kinds, surroundings
 
 README = (surroundings.ROOT / "benchmarks" / "FINDINGS.md").read_text()
-
-
-@pytest.fixture
-def lab() -> None:
-    if reason := surroundings.why_not():
-        pytest.skip(reason)
 
 
 def test_record_covers_all_kinds_and_matches_the_page() -> None:
@@ -42,41 +29,3 @@ def test_record_with_a_retried_mistake_misses_the_bar() -> None:
     record["kinds"]["/dev/full"]["ran_more_than_once"] = 0
     record["kinds"]["ESTALE"]["lost_budget"] = 1
     assert not faults.all_kinds_as_expected(record)
-
-
-@pytest.mark.parametrize(("error", "when"), [("ESTALE", "open"), ("EIO", "read")])
-def test_library_receives_the_injected_error_and_other_files_do_not(
-    lab: None, tmp_path: Path, error: str, when: str
-) -> None:
-    numpy = pytest.importorskip("numpy")
-    path, other = tmp_path / "a.npy", tmp_path / "b.npy"
-    for each in (path, other):
-        numpy.save(each, numpy.arange(9))
-    read = files.READERS["numpy.load"][1]
-    with surroundings.failing_file(str(path), error, when=when):
-        with pytest.raises(OSError, match="Errno") as caught:
-            read(str(path))
-        assert read(str(other)) == (9,)
-    assert caught.value.errno == getattr(errno, error)
-    assert read(str(path)) == (9,)
-
-
-@pytest.fixture
-def small_disk(lab: None, tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "stoker-faults", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def test_neighbour_fills_a_disk_until_it_is_dismissed(small_disk: Path, tmp_path: Path) -> None:
-    requests = tmp_path / "requests"
-    requests.mkdir()
-    with surroundings.Neighbours(requests) as beside:
-        surroundings.request_neighbour(str(requests), "n-1", "disk", small_disk, 8192)
-        assert os.statvfs(small_disk).f_bavail * 4096 == 8192
-        surroundings.dismiss_neighbour(str(requests), "n-1")
-        assert os.statvfs(small_disk).f_bavail * 4096 > 3 << 20
-        assert beside.count == 1
-    assert not list(requests.iterdir())

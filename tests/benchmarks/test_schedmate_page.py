@@ -41,12 +41,6 @@ def test_records_use_the_windows_of_the_trace() -> None:
     assert KEPT.kept.windows == simulate.facts()
 
 
-def test_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
-    path = report.draw(tmp_path, KEPT)
-    assert path.name in (FOLDER / "schedmate.md").read_text()
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def with_ratio(folder: Path, ratio: float) -> common.Store[Case, CaseResult]:
     """Return records in which our policy takes half the time of FIFO in one cluster, and `ratio` times in another."""
     of = simulate.records(folder / "schedmate.json")
@@ -71,41 +65,3 @@ def test_cluster_in_which_our_policy_is_worse_misses_the_bar(tmp_path: Path) -> 
     broken = bars(tmp_path, 1.4)
     assert "**no**: `b`, load 0.6: 1.40 (1.40 to 1.40)" in broken
     assert "`a`" not in broken
-
-
-def test_tiresias_is_beaten_over_all_jobs_and_by_weeks(tmp_path: Path) -> None:
-    beaten = bars(tmp_path, 0.9)
-    assert "| 0.84 of Tiresias's (§5.3), at load 0.8 | 0.70" in beaten
-    assert beaten.count("| yes |") == len(settings.LOADS)
-    assert "not reproduced" not in beaten
-    slower = bars(tmp_path, 3.0)
-    assert slower.count("**not reproduced**") == len(settings.LOADS)
-
-
-def test_interval_of_a_paired_ratio_is_narrower_than_of_its_parts() -> None:
-    """The second policy always takes 10 % longer, but times differ widely between weeks."""
-    strata = ("a",) * 4 + ("b",) * 4
-    ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
-    theirs, jobs = [1.1 * each for each in ours], [1.0] * 8
-    mean = report.interval(report.pooled_mean(ours, jobs), strata)
-    ratio = report.interval(report.pooled_ratio(theirs, ours, jobs), strata)
-    assert mean.high > 1.5 * mean.low
-    assert (ratio.low, ratio.high) == (pytest.approx(1.1), pytest.approx(1.1))
-    assert ratio.is_above_one
-    assert not report.Interval(1.1, 0.99, 1.2).is_above_one
-
-
-def test_weeks_are_resampled_within_their_cluster_and_selection() -> None:
-    strata = ("a", "b", "a", "b", "b")
-    for drawn in report.resamples(strata, (0, 1, 2, 3, 4))[:50]:
-        assert [strata[place] for place in drawn].count("a") == 2
-    assert {*report.resamples(strata, (1, 3)).flat} == {1, 3}
-
-
-def test_means_weight_all_jobs_or_all_weeks_equally() -> None:
-    ours, theirs, jobs, strata = [10.0, 100.0], [20.0, 100.0], [1.0, 9.0], ("a", "b")
-    found = [
-        report.interval(of, strata).value
-        for of in (report.pooled_ratio(ours, theirs, jobs), report.mean_ratio(ours, theirs))
-    ]
-    assert found == pytest.approx([910 / 920, 0.5**0.5])

@@ -3,21 +3,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.slinfer import worlds as data
-from benchmarks.papers.slinfer.worlds import Nodes, elastic_world, limited_world
 from stoker.contexts.step_times import StepModel
-from stoker.manager.policies import default_policies
-from stoker.manager.sim.log import Happened
-from stoker.manager.sim.run import Simulation
 
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
-
-
-def test_profile_is_read_unchanged() -> None:
-    latency = {"prefill_ms": [[1, 20], [512, 50]], "decode_ms": [{"tokens": 512, "by_batch": [[1, 14], [32, 26]]}]}
-    model = StepModel(data.times_of(latency))
-    assert model.prompt_s(512) == pytest.approx(0.050)
-    assert model.prompt_s(256) == pytest.approx(0.020 + 0.030 * 255 / 511)
-    assert model.step_s(prefill=False, tokens=32, length=512) == pytest.approx(0.026)
 
 
 @here
@@ -43,26 +31,3 @@ def test_workload_is_a_sample_of_its_functions(models: int, requests: int) -> No
     assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
     assert {arrival.expected_output for arrival in arrivals} == {0}  # policies do not know the outputs' lengths
     assert all(arrival.output > 0 for arrival in arrivals)
-
-
-@here
-def test_few_minutes_of_a_few_models_are_served_completely() -> None:
-    arrivals = data.read_workload("AzureConv", 8, for_s=120.0)
-    run = Simulation(limited_world(["llama-2-7b"] * 8, Nodes(cpus=0)), arrivals, default_policies())
-    outcome = run.run()
-    assert (outcome.calls, outcome.failed, outcome.complete) == (len(arrivals), {}, True)
-    assert run.log.what.count(Happened.TOKEN_LATE) == len(arrivals)
-
-
-@here
-def test_load_may_allocate_the_cache_that_its_instance_has_on_a_gpu() -> None:
-    weights_gb = data.read_profile("llama-2-7b", "gpu:gpu").weights_bytes / 1e9
-    for share, cache_gb in ((1, 80 - weights_gb), (2, 40 - weights_gb)):
-        plain, allocates = (
-            limited_world(["llama-2-7b"], Nodes(cache_s_per_gb=per_gb), share=share).contexts["model-0"].load_s
-            for per_gb in (0.0, 0.03)
-        )
-        assert allocates["gpu"] - plain["gpu"] == pytest.approx(0.03 * cache_gb)
-        assert allocates["cpu"] == plain["cpu"] == 0.0
-    model = elastic_world(["llama-2-7b"], Nodes(cache_s_per_gb=0.03)).contexts["model-0"]
-    assert model.load_s["gpu"] == pytest.approx(weights_gb / 12.6 + 0.03 * 4096 * 512 * 1024 / 1e9)

@@ -70,30 +70,3 @@ def test_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> None
     assert _dropped(busy.wait(0.2)) == ["long", "short"]
     assert _dropped(busy.wait(4.0)) == ["endless", "long", "short"]
     assert "wanted within 0.5 s" in busy.ended["short"].failure.message
-
-
-def test_call_in_time_or_without_an_objective_is_never_dropped(busy: Cluster) -> None:
-    _ask(busy, "waits", 16)
-    busy.wait(0.3).end("first").wait(10.0)
-    assert _dropped(busy) == []
-    assert busy.held(context="a") == ["waits"]
-
-    busy.call("patient", context="a").wait(100.0)  # this call has no objective for the first token
-    assert _dropped(busy) == []
-
-
-def test_load_time_that_a_call_waits_for_extends_its_deadline(cluster: Make) -> None:
-    c = cluster(pilots=1, policies=_policies).define(recipe("a"))
-    _ask(c, "cold", 16)
-    _ask(c.wait(0.8), "later", 16)
-    assert _dropped(c.wait(2.2)) == []  # loading takes 3 s, six times the objective of the calls
-    c.ready(load_s=3.0)
-    assert c.held(context="a") == ["cold"]
-    assert _dropped(c.wait(1.2)) == []  # the other call is due at 0.8 s + 3.5 s
-    assert _dropped(c.wait(0.2)) == ["later"]
-
-
-def test_call_that_was_late_before_its_load_began_is_dropped(cluster: Make) -> None:
-    c = cluster(pilots=0, policies=_policies).define(recipe("a"))
-    _ask(c, "forlorn", 16)
-    assert _dropped(c.wait(0.6)) == ["forlorn"]

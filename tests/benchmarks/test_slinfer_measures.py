@@ -58,24 +58,6 @@ def test_awaited_load_extends_the_deadline_of_a_request() -> None:
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 0.0
 
 
-def test_requests_may_be_judged_by_another_objective() -> None:
-    log = EventLog()
-    _library(log, 1)
-    _call(log, 0, first=0.55, tpot=0.26, late=0.1)
-    wider = Objective(ttft_s=0.6, ttft_per_token_s=1 / 400, ttft_most_s=8.0, tpot_s=0.3)
-    found = measure(log, _arrivals(1), KINDS, for_s=100.0, objective=wider)
-    assert (found.met_strict, found.met_mean) == (0.0, 1.0)
-
-
-def test_dropped_request_misses_its_objective_and_writes_nothing() -> None:
-    log = EventLog()
-    log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
-    log.note(10.5, Happened.CALL_FAILED, call=0, value=1.0)
-    found = measure(log, _arrivals(1), KINDS, for_s=100.0)
-    assert (found.met_strict, found.met_mean, found.dropped, found.ttft[-1]) == (0.0, 0.0, 1.0, 0.0)
-    assert found.kinds["gpu"].tokens_per_s == 0.0
-
-
 def test_node_with_instances_counts_once() -> None:
     log = EventLog()
     _library(log, 1, at_s=0.0)
@@ -90,17 +72,3 @@ def test_node_with_instances_counts_once() -> None:
     assert kinds["cpu"].nodes == 1.0
     assert kinds["gpu"].tokens_per_s == pytest.approx(22 / 30)
     assert kinds["gpu"].running == pytest.approx(1.5)
-
-
-def test_moved_request_is_counted_with_its_last_node() -> None:
-    log = EventLog()
-    _library(log, 1)
-    _library(log, 2, pilot=CPU)
-    log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
-    log.note(10.0, Happened.CALL_BEGAN, call=0, library=1, value=1.0)
-    log.note(11.0, Happened.CALL_LEFT, call=0, library=1, value=0.0)
-    log.note(11.0, Happened.CALL_BEGAN, call=0, library=2, value=1.0)
-    log.note(15.0, Happened.CALL_ENDED, call=0, library=2, value=1.0)
-    found = measure(log, _arrivals(1), KINDS, for_s=100.0)
-    assert found.moved == 1.0
-    assert (found.kinds["gpu"].tokens_per_s, found.kinds["cpu"].tokens_per_s) == (0.0, pytest.approx(11 / 100))

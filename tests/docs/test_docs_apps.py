@@ -97,14 +97,6 @@ def test_copy_of_a_shipped_application_is_found_and_runs(shell, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["app"] == "my_facts"
 
 
-@pytest.mark.long
-def test_documented_commands_that_list_applications_run(shell):
-    first, second = block("bash", "lists the applications").splitlines()
-    listing = first.partition("#")[0]
-    assert "fact_verification" in shell(f"{listing} 2>&1 || test $? = 2")
-    assert "--claims FILE" in shell(second)
-
-
 def test_page_names_every_public_module():
     import stoker
 
@@ -201,16 +193,6 @@ def test_installation_without_entry_points_reports_the_remedy(monkeypatch, tmp_p
     result = CliRunner().invoke(cli, ["run", "fact_verification"])
     assert result.exit_code == 2
     assert "is older than Stoker's code: install Stoker again" in " ".join(result.output.split())
-
-
-def test_command_line_module_names_no_application():
-    names = {point.name for group in (apps.APPS, apps.COMMANDS) for point in entry_points(group=group)}
-    assert names >= {"fact_verification", "inference_sweep", "batch_inference", "prompt_tuning", "tune", "batch"}
-    for path in (ROOT / "manager" / "cli").glob("*.py"):
-        text = path.read_text()
-        assert "stoker.apps." not in text, path
-        for name in ("fact_verification", "inference_sweep", "prompt_tuning"):
-            assert f'"{name}' not in text, path
 
 
 def test_command_groups_contain_click_commands():

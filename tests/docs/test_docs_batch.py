@@ -3,12 +3,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 
 import pytest
+from docs.conftest import Place
 from docs.pages import commands, text_of
 from tiny_model import write_tiny_model
 
@@ -45,25 +43,18 @@ def test_fields_on_the_page_are_the_supported_fields() -> None:
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
     reason="needs torch and transformers",
 )
-def test_commands_of_the_page_run_in_order(tmp_path) -> None:
+def test_commands_of_the_page_run_in_order(place: Place) -> None:
     assert set(NOT_RUN) <= set(commands(PAGE))
-    (tmp_path / "models").mkdir()
+    (place.folder / "models").mkdir()
     for name in ("small", "large"):
-        write_tiny_model(tmp_path / "models" / name)
-    shutil.copy(EXAMPLE, tmp_path / "requests.jsonl")
+        write_tiny_model(place.folder / "models" / name)
+    shutil.copy(EXAMPLE, place.folder / "requests.jsonl")
     for command in commands(PAGE):
-        if command in NOT_RUN:
-            continue
-        program, *words = shlex.split(command)
-        assert program == "stoker"
-        done = subprocess.run(
-            [sys.executable, "-m", "stoker.manager.cli.main", *words],
-            cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        if command not in NOT_RUN:
+            place.run(command, limit_s=LIMIT_S)
     asked = [json.loads(line)["custom_id"] for line in EXAMPLE.read_text().splitlines()]
-    (named,) = (tmp_path / "runs").iterdir()
-    for folder in (tmp_path / "answers", named):
+    (named,) = (place.folder / "runs").iterdir()
+    for folder in (place.folder / "answers", named):
         lines = (folder / "responses.jsonl").read_text().splitlines()
         assert [json.loads(line)["custom_id"] for line in lines] == asked
         assert (folder / "errors.jsonl").read_bytes() == b""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from docs.conftest import Place
 from docs.pages import PAGES, ROOT, blocks, commands, programs, text_of, words
 from tiny_model import write_tiny_model
 
@@ -72,37 +71,6 @@ PROGRAMS_NOT_RUN = {
 
 SHORT = "--seeds 1 --set workload.inputs=200 --set outputs.plots=false --set outputs.timeline=false"
 """Options that shorten each simulation: one run of few calls, no pictures."""
-
-
-class Place:
-    """A working folder with its own state folder and `stoker` on the path."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._environ = {
-            **os.environ,
-            "STOKER_HOME": str(folder / "home"),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }
-
-    def run(self, command: str, *, limit_s: float = 90) -> str:
-        done = self.try_to_run(command, limit_s=limit_s)
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def try_to_run(self, command: str, *, limit_s: float = 90) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", "-c", command], cwd=self.folder, env=self._environ, capture_output=True, text=True, timeout=limit_s
-        )
-
-    def run_program(self, text: str, *, limit_s: float = 90) -> str:
-        (self.folder / "program.py").write_text(text)
-        return self.run(f"{shlex.quote(sys.executable)} program.py", limit_s=limit_s)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
 
 
 def ours(page: str) -> list[str]:
@@ -225,14 +193,14 @@ def test_ported_programs_print_their_results(place: Place) -> None:
     assert place.run_program(dask.text).split() == ["328350", "328350"]
 
 
-def test_the_program_with_a_site_runs(place: Place) -> None:
+def test_program_with_a_site_runs(place: Place) -> None:
     (program,) = programs("docs/clusters.md")
     said = place.run_program(program.text)
     assert re.search(r"<session \w+ on site local: ", said), said
 
 
 @pytest.mark.long
-def test_the_program_over_a_table_runs(place: Place) -> None:
+def test_program_over_a_table_runs(place: Place) -> None:
     (program,) = programs("docs/notebooks.md")
     assert place.run_program(program.text).strip() == "[(1, 3), (0, 5)]"
 
@@ -261,7 +229,7 @@ def test_streaming_programs_print_the_documented_output(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_session_is_watched_planned_and_replayed_as_documented(place: Place) -> None:
+def test_session_is_watched_planned_and_replayed_as_documented(place: Place) -> None:
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 import pytest
+from cli.command_line import Stoker
 from core.builders import Cluster, devices, recipe
 from sim.worlds import calls, model, source, world
 
@@ -54,13 +53,12 @@ def test_page_names_the_required_methods_of_a_dispatch_policy() -> None:
     assert {*SEAMS["dispatch"]} <= {*asked}
 
 
-def test_dispatch_policy_of_the_page_runs_in_the_simulator(tmp_path: Path) -> None:
+def test_dispatch_policy_of_the_page_runs_in_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DOCS.parent)
     (command,) = re.findall(r"^\$ stoker (.*)$", DISPATCH, re.MULTILINE)
     small = ["--seeds", "1", "--jobs", "1", "--set", "workload.inputs=400", "--set", "outputs.plots=false"]
-    words = [sys.executable, "-m", "stoker.manager.cli.entry", *command.split(), *small, "--out", str(tmp_path / "out")]
-    done = subprocess.run(words, cwd=DOCS.parent, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^ +least_served\.py:LeastServed ", done.stdout, re.MULTILINE)
+    said = Stoker().ok(*command.split(), *small, "--out", str(tmp_path / "out")).stdout
+    assert re.search(r"^ +least_served\.py:LeastServed ", said, re.MULTILINE)
 
 
 def test_dispatch_policy_of_the_page_spreads_calls_and_starts_gangs() -> None:
@@ -86,34 +84,6 @@ def test_methods_of_the_example_are_named_on_the_page() -> None:
     assert len(rows) == 3
     for methods, base in rows:
         assert all(hasattr(getattr(policies, base), method) for method in re.findall(r"\w+", methods))
-
-
-SEAM_ROWS = re.findall(
-    r"^\| (dispatch|residency|provisioning) \|.*\| ((?:`\w+`(?:, )?)+) \| `\w+` \|$", TEXT, re.MULTILINE
-)
-ANSWERS = {
-    "place": "(self, view, call): return None",
-    "pull": "(self, view, library): return library.slots - library.load",
-    "dry": "(self, view, library): return ()",
-    "window": "(self, view, library): return library.slots",
-    "wanted": "(self, view, context): return LoadWhereWanted().wanted(view, context)",
-    "measured": "(self, view, library): return 0",
-    "idle": "(self, view, library): return ()",
-    "demand": "(self, view): return KeepBlocks().demand(view)",
-    "may_bring": "(self, view, context): return True",
-}
-
-
-@pytest.mark.parametrize(("seam", "methods"), SEAM_ROWS)
-def test_quiet_class_with_the_methods_of_a_seam_is_a_policy(tmp_path: Path, seam: str, methods: str) -> None:
-    lines = ["from stoker.manager.policies import KeepBlocks, LoadWhereWanted, Quiet", "class Least(Quiet):"]
-    lines += [f"    def {method}{ANSWERS[method]}" for method in re.findall(r"\w+", methods)]
-    (tmp_path / "least.py").write_text("\n".join(lines))
-    made = find("least.py:Least", folder=tmp_path).make()
-    assert type(getattr(made, seam)).__name__ == "Least"
-    lab = world(source(2, init_blocks=2), model(load_s=1.0))
-    outcome = Simulation(lab, calls(8), made).run(until_s=600.0)
-    assert (outcome.complete, outcome.failed) == (True, {})
 
 
 def test_hooks_and_settings_of_the_page_exist() -> None:
@@ -172,8 +142,3 @@ def test_site_file_of_the_page_loads_the_example_policy(tmp_path: Path) -> None:
     site = load_site(tmp_path / "site.toml")
     assert site.policy.name == f"{tmp_path}/spare.py:Spare"
     check_policies([site])
-
-
-@pytest.mark.parametrize("name", re.findall(r"policies = \[.*\]", TEXT))
-def test_scenario_names_the_example_policy_like_the_page(name: str) -> None:
-    assert name in (EXAMPLES / "bursts.toml").read_text()

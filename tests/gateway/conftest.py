@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 from faults.world import World
-from gateway.running import LIMIT_S, RunningGateway
+from gateway.running import LIMIT_S, RunningGateway, keys
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,18 @@ def client(gateway):
 
     with client_of(gateway) as client:
         yield client
+
+
+@pytest.fixture
+def key(world):
+    """A function that makes keys; all keys are removed afterwards."""
+    made = itertools.count()
+
+    def make(*options, name=""):
+        return keys("add", name or f"key{next(made)}", *options)
+
+    yield make
+    (world.home / "serve" / "keys.json").unlink(missing_ok=True)
 
 
 @pytest.fixture

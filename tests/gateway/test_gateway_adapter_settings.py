@@ -7,7 +7,6 @@ from adapter_folders import write_tiny_lora
 from tiny_model import write_tiny_model
 
 from stoker.apps.common.models_file import parse_models, recipe_of
-from stoker.contexts import causal_lm
 from stoker.errors import ConfigError, RecipeError
 
 BASE = '[models.small]\npath = "tiny"\nmin = 1\nttft = "1 s"\n'
@@ -25,7 +24,7 @@ def parsed(text, folder):
     return parse_models(text, file="models.toml", folder=folder)
 
 
-def test_adapters_and_their_base_have_one_context(folder):
+def test_adapters_share_the_context_of_their_base(folder):
     write_tiny_lora(folder / "other", seed=2)
     found = parsed(f'{LEGAL}tpot = "2 s"\n{BASE}[models.more]\nbase = "small"\nadapter = "other"\n', folder)
     assert len({recipe_of(each).key for each in found.values()}) == 1
@@ -34,16 +33,6 @@ def test_adapters_and_their_base_have_one_context(folder):
     assert [(each.ttft, each.tpot, each.base) for each in found.values()] == [
         (None, 2.0, "small"), (1.0, None, ""), (None, None, "small"),
     ]  # fmt: skip
-
-
-def test_adapters_of_a_vllm_base_have_its_settings(folder):
-    settings = 'engine = "vllm"\nquantization = "fp8"\nmax_model_len = 64\n'
-    found = parsed(f"{BASE}{settings}{LEGAL}", folder)
-    same = causal_lm(
-        folder / "tiny", engine="vllm", max_model_len=64, vllm={"quantization": "fp8"},
-        adapters={"legal": folder / "lora"}, min_libraries=1,
-    )  # fmt: skip
-    assert {recipe_of(each).key for each in found.values()} == {same.key}
 
 
 def test_adapter_whose_files_were_lost_fails_alone(folder):

@@ -9,23 +9,14 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from gateway.test_gateway_notes import STATUS
+
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.gateway.answering import Admission
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModels, SessionWatch, forecast
-from stoker.sessions import Status
 
 HOT = ModelFacts(hot=1)
-SAID = {
-    **dict.fromkeys(
-        ("uptime_s", "queued", "running", "done", "failed", "rate", "left_s", "lost_pilots", "rerun_calls"), 0
-    ),
-    **dict.fromkeys(("pilots", "libraries", "contexts"), ()),
-    "blocks": {},
-    "refused": {},
-    "type": "status",
-    "session": "k3v9",
-}
 
 
 def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
@@ -45,13 +36,13 @@ def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
     return first
 
 
-def test_forecast_of_a_queue_is_its_wait():
+def test_forecast_for_a_queue_is_its_waiting_time():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for before in (0, 2, 5):  # half a second each, and the running request has begun some time ago
         assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
-def test_parallel_streams_count_as_no_queue():
+def test_streams_served_in_parallel_are_no_queue():
     first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
     assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
 
@@ -110,7 +101,7 @@ def test_requests_are_refused_while_the_journal_is_unwritable():
     watch._asked_at = float("inf")  # the watch is not queried: its last answer counts as fresh
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
-        watch.status = msgspec.convert({**SAID, "trouble": trouble}, type=Status)
+        watch.status = msgspec.structs.replace(STATUS, trouble=trouble)
         asked = Admission(watch).check(models["m"], ttft_s=0.0, waits_s=None)
         if not trouble:
             asyncio.run(asked)

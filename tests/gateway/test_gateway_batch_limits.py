@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gateway.test_gateway_batch_room import until
+from gateway.loops import in_loop, until
 from polling import PATIENCE_S
 
 from stoker.apps.batch_inference.run import Permits
@@ -83,40 +83,34 @@ def check_kept(batches: Batches, batch: GatewayBatch, *, status: str, code: str)
     assert batch.body[f"{status}_at"]
 
 
-def test_cancelled_batch_keeps_its_answers(tmp_path):
-    async def test() -> None:
-        batches, batch = await half_answered(tmp_path)
-        assert batches.cancel(batch.id, owner="").status == "cancelling"
-        check_kept(batches, await ended(batches, batch.id), status="cancelled", code="batch_cancelled")
-
-    asyncio.run(test())
+@in_loop
+async def test_cancelled_batch_keeps_its_answers(tmp_path):
+    batches, batch = await half_answered(tmp_path)
+    assert batches.cancel(batch.id, owner="").status == "cancelling"
+    check_kept(batches, await ended(batches, batch.id), status="cancelled", code="batch_cancelled")
 
 
-def test_expired_batch_keeps_its_answers(tmp_path):
-    async def test() -> None:
-        batches, batch = await half_answered(tmp_path)
-        await batches.leave()
-        file = tmp_path / "batches" / f"{batch.id}.json"
-        kept = json.loads(file.read_bytes())
-        file.write_text(json.dumps({**kept, "created_at": int(time.time()) - 86_400}))
-        later = batches_in(tmp_path)
-        later.resume()
-        check_kept(later, await ended(later, batch.id), status="expired", code="batch_expired")
-
-    asyncio.run(test())
+@in_loop
+async def test_expired_batch_keeps_its_answers(tmp_path):
+    batches, batch = await half_answered(tmp_path)
+    await batches.leave()
+    file = tmp_path / "batches" / f"{batch.id}.json"
+    kept = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**kept, "created_at": int(time.time()) - 86_400}))
+    later = batches_in(tmp_path)
+    later.resume()
+    check_kept(later, await ended(later, batch.id), status="expired", code="batch_expired")
 
 
-def test_batch_keeps_its_answers_when_its_process_dies(tmp_path):
-    async def test() -> None:
-        batches, batch = await half_answered(tmp_path)
-        child = batches._followed[batch.id].child
-        assert child is not None
-        child.kill()
-        found = await ended(batches, batch.id)
-        check_kept(batches, found, status="failed", code="batch_failed")
-        assert str(tmp_path) not in json.dumps(found.body)
-
-    asyncio.run(test())
+@in_loop
+async def test_batch_keeps_its_answers_when_its_process_dies(tmp_path):
+    batches, batch = await half_answered(tmp_path)
+    child = batches._followed[batch.id].child
+    assert child is not None
+    child.kill()
+    found = await ended(batches, batch.id)
+    check_kept(batches, found, status="failed", code="batch_failed")
+    assert str(tmp_path) not in json.dumps(found.body)
 
 
 # ---- limits

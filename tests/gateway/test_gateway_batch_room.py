@@ -3,15 +3,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
+from gateway.loops import in_loop, until
 from polling import PATIENCE_S
 
 from stoker.apps.gateway import batch_process
@@ -91,130 +89,86 @@ class CrowdedStore(FileStore):
         return super().add(data, filename=filename, purpose=purpose, owner=owner)
 
 
-async def until(true: Callable[[], Any]) -> None:
-    async def found() -> None:
-        while not true():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(found(), PATIENCE_S)
-
-
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_process, "PAUSE_S", 0.02)
     monkeypatch.setattr(batch_process, "LONGEST_PAUSE_S", 0.05)
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
-
-
-def test_batch_waits_for_a_full_disk_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@in_loop
+async def test_batch_waits_for_a_full_disk_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     room = Room()
-
-    async def test() -> None:
-        batches = SmallBatches(tmp_path, room, ANSWERS)
-        room.lacking["errors.jsonl"] = errno.ENOSPC
-        id = await batches.begun()
-        await batches.waits_for(id, "No space left on device")
-        assert batches.get(id, owner="").body["errors"]["data"][0]["code"] == "batch_waits"
-        await until(lambda: room.tried.count("errors.jsonl") >= 3)
-        room.lacking.clear()
-        done = await batches.over(id)
-        assert (done.status, done.body["errors"]) == ("completed", None)
-        assert (done.completed, done.failed, len(batches.started)) == (1, 1, 1)
-        names = sorted(file.filename for file in batches.files.all(owner=""))
-        assert names == [f"{id}_errors.jsonl", f"{id}_responses.jsonl", "f"], "each file is stored once"
-
-    with caplog.at_level(logging.WARNING):
-        run(test())
+    batches = SmallBatches(tmp_path, room, ANSWERS)
+    room.lacking["errors.jsonl"] = errno.ENOSPC
+    id = await batches.begun()
+    await batches.waits_for(id, "No space left on device")
+    assert batches.get(id, owner="").body["errors"]["data"][0]["code"] == "batch_waits"
+    await until(lambda: room.tried.count("errors.jsonl") >= 3)
+    room.lacking.clear()
+    done = await batches.over(id)
+    assert (done.status, done.body["errors"]) == ("completed", None)
+    assert (done.completed, done.failed, len(batches.started)) == (1, 1, 1)
+    names = sorted(file.filename for file in batches.files.all(owner=""))
+    assert names == [f"{id}_errors.jsonl", f"{id}_responses.jsonl", "f"], "each file is stored once"
     assert [record.message.count("waits for a retry") for record in caplog.records] == [1]
 
 
 @pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])
-def test_unstartable_batch_is_retried(tmp_path: Path, lacks: str) -> None:
+@in_loop
+async def test_unstartable_batch_is_retried(tmp_path: Path, lacks: str) -> None:
     room = Room()
-
-    async def test() -> None:
-        batches = SmallBatches(tmp_path, room, ANSWERS)
-        id = await batches.begun()
-        room.tried.clear()
-        room.lacking[lacks] = errno.EMFILE
-        await until(lambda: room.tried.count(lacks) >= 3)
-        room.lacking.clear()
-        assert (await batches.over(id)).status == "completed"
-        assert len(batches.started) == 1
-
-    run(test())
+    batches = SmallBatches(tmp_path, room, ANSWERS)
+    id = await batches.begun()
+    room.tried.clear()
+    room.lacking[lacks] = errno.EMFILE
+    await until(lambda: room.tried.count(lacks) >= 3)
+    room.lacking.clear()
+    assert (await batches.over(id)).status == "completed"
+    assert len(batches.started) == 1
 
 
-def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_process, "PAUSE_S", 3600.0)
     monkeypatch.setattr(batch_process, "LONGEST_PAUSE_S", 3600.0)
     room = Room()
-
-    async def test() -> None:
-        batches = SmallBatches(tmp_path, room, ANSWERS)
-        room.lacking["spawn"] = errno.EMFILE
-        id = await batches.begun()
-        await batches.waits_for(id, "Too many open files")
-        assert batches.cancel(id, owner="").status == "cancelling"
-        ended = await batches.over(id)
-        assert (ended.status, ended.body["errors"]) == ("cancelled", None)
-
-    run(test())
+    batches = SmallBatches(tmp_path, room, ANSWERS)
+    room.lacking["spawn"] = errno.EMFILE
+    id = await batches.begun()
+    await batches.waits_for(id, "Too many open files")
+    assert batches.cancel(id, owner="").status == "cancelling"
+    ended = await batches.over(id)
+    assert (ended.status, ended.body["errors"]) == ("cancelled", None)
 
 
-def test_unrecorded_process_can_be_cancelled(tmp_path: Path) -> None:
+@in_loop
+async def test_next_gateway_finds_an_unrecorded_process(tmp_path: Path) -> None:
     room = Room()
+    killed, id = SmallBatches(tmp_path, room, SLEEPS), f"batch_{'1' * 24}"
+    batch = GatewayBatch(id, "", CHAT, "file-x", 1, total=1)
+    killed._keep(batch)
+    orphan = await killed._spawn(batch)
+    batches = SmallBatches(tmp_path, room, SLEEPS)
+    batches.resume()
+    await until(lambda: batches._followed[id].process)
+    assert batches._followed[id].process.pid == orphan.pid
+    batches.cancel(id, owner="")
+    assert (await batches.over(id)).status == "cancelled"
+    assert await orphan.wait() != 0
+    assert not batches.started
 
-    async def test() -> None:
-        batches = SmallBatches(tmp_path, room, SLEEPS)
-        room.lacking["keep the process"] = errno.ENOSPC
-        id = await batches.begun()
-        await batches.waits_for(id, "No space left on device")
-        batches.cancel(id, owner="")
-        await batches.started[0].wait()
-        room.lacking.clear()
-        assert (await batches.over(id)).status == "cancelled"
 
-    run(test())
-
-
-def test_next_gateway_finds_an_unrecorded_process(tmp_path: Path) -> None:
+@in_loop
+async def test_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) -> None:
     room = Room()
-
-    async def test() -> None:
-        killed, id = SmallBatches(tmp_path, room, SLEEPS), f"batch_{'1' * 24}"
-        batch = GatewayBatch(id, "", CHAT, "file-x", 1, total=1)
-        killed._keep(batch)
-        orphan = await killed._spawn(batch)
-        batches = SmallBatches(tmp_path, room, SLEEPS)
-        batches.resume()
-        await until(lambda: batches._followed[id].process)
-        assert batches._followed[id].process.pid == orphan.pid
-        batches.cancel(id, owner="")
-        assert (await batches.over(id)).status == "cancelled"
-        assert await orphan.wait() != 0
-        assert not batches.started
-
-    run(test())
-
-
-def test_unreadable_batch_is_followed_once_it_can_be_read(tmp_path: Path) -> None:
-    room = Room()
-
-    async def test() -> None:
-        batches = SmallBatches(tmp_path, room, ANSWERS)
-        id = f"batch_{'1' * 24}"
-        batches._keep(GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1))
-        room.lacking["read"] = errno.EMFILE
-        batches.resume()
-        await until(lambda: room.tried.count("read") >= 3)
-        room.lacking.clear()
-        assert (await batches.over(id)).status == "completed"
-
-    run(test())
+    batches = SmallBatches(tmp_path, room, ANSWERS)
+    id = f"batch_{'1' * 24}"
+    batches._keep(GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1))
+    room.lacking["read"] = errno.EMFILE
+    batches.resume()
+    await until(lambda: room.tried.count("read") >= 3)
+    room.lacking.clear()
+    assert (await batches.over(id)).status == "completed"
 
 
 def test_file_of_an_unreadable_batch_is_kept(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_old_files_are_removed_unless_a_running_batch_reads_them(tmp_path):
 
 
 @pytest.mark.long
-def test_batch_has_the_contexts_of_the_gateway(tmp_path):
+def test_batch_uses_the_contexts_of_the_gateway(tmp_path):
     write_tiny_model(tmp_path / "tiny")
     models = tmp_path / "models.toml"
     models.write_text(

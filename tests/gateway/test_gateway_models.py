@@ -8,11 +8,10 @@ from __future__ import annotations
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 
 import pytest
 from adapter_folders import write_tiny_lora, write_tiny_soft_prompt
-from gateway.asking import CHAT, QUESTION, chat, client_of, figures, model_of, openai
+from gateway.asking import QUESTION, chat, client_of, figures, model_of, openai
 from gateway.bodies import strict
 from gateway.running import LIMIT_S, MODELS, until
 from lazily import lazily
@@ -98,7 +97,7 @@ def check(name: str, arguments: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_requested_tool_call_is_made(client, choice):
+def test_required_tool_call_is_made(client, choice):
     options = {"tools": [WEATHER, TIME], "tool_choice": choice, "parallel_tool_calls": False}
     whole = ask(client, **options)
     assert ChatCompletion.model_validate(whole.model_dump(), strict=True).choices[0].finish_reason == "tool_calls"
@@ -117,39 +116,6 @@ def test_requested_tool_call_is_made(client, choice):
     messages = [*QUESTION, whole.choices[0].message, result]
     again = client.chat.completions.create(model="small", messages=messages, tools=[WEATHER], max_tokens=4)
     assert again.choices[0].finish_reason in ("stop", "length")
-
-
-def test_openais_client_collects_a_streamed_call(client):
-    with client.chat.completions.stream(
-        model="small", messages=QUESTION, max_tokens=400, seed=3, tools=[WEATHER], tool_choice=NAMED
-    ) as stream:
-        kinds = {event.type for event in stream}
-        [call] = stream.get_final_completion().choices[0].message.tool_calls
-    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    check(call.function.name, call.function.arguments)
-
-
-def test_model_may_answer_without_a_call(client):
-    answer = ask(client, tools=[WEATHER])
-    assert answer.choices[0].message.content
-    assert not answer.choices[0].message.tool_calls
-
-
-@pytest.mark.long
-def test_batch_answers_contain_tool_calls(client):
-    body = {"model": "small", "messages": QUESTION, "max_tokens": 400, "tools": [WEATHER], "tool_choice": NAMED}
-    line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body})
-    file = client.files.create(file=("in.jsonl", line.encode()), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    done = until(lambda: _ended(client, batch.id), why="the end of the batch")
-    [answer] = client.files.content(done.output_file_id).text.splitlines()
-    [call] = json.loads(answer)["response"]["body"]["choices"][0]["message"]["tool_calls"]
-    check(call["function"]["name"], call["function"]["arguments"])
-
-
-def _ended(client, id):
-    batch = client.batches.retrieve(id)
-    return batch if batch.status != "in_progress" else None
 
 
 def test_unusable_schema_is_refused_by_its_field(client):
@@ -185,7 +151,7 @@ def test_openais_client_gets_responses(client):
 # ---- tokens: they are counted as the model does, without loading it
 
 
-def test_tokens_of_a_text_are_the_models_and_reversible(http, client, gateway):
+def test_tokenize_returns_the_models_tokens_and_detokenize_the_text(http, client, gateway):
     asked = {"model": "swift", "prompt": "What is two plus two?", "return_token_strs": True}
     found = http.post("/tokenize", json=asked).json()
     assert found.keys() == {"count", "max_model_len", "tokens", "token_strs"}
@@ -202,9 +168,7 @@ def test_tokens_of_a_text_are_the_models_and_reversible(http, client, gateway):
     ("address", "body", "param"),
     [
         ("/tokenize", {"prompt": "a"}, "model"),
-        ("/tokenize", {"model": "small"}, "prompt"),
         ("/tokenize", {"model": "small", "prompt": 1}, "prompt"),
-        ("/tokenize", {"model": "small", "messages": []}, "messages"),
         ("/tokenize", {"model": "gone", "prompt": "a"}, "model"),
         ("/detokenize", {"model": "small", "tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"model": "small", "tokens": [99_999]}, "tokens"),
@@ -277,8 +241,7 @@ def test_echo_without_new_tokens_is_the_prompt(client):
     assert refused.value.param == "max_tokens"
 
 
-@pytest.mark.parametrize("logprobs", [None, 2])
-@pytest.mark.parametrize("most", [0, 5])
+@pytest.mark.parametrize(("most", "logprobs"), [(0, None), (5, 2)])
 def test_streamed_echo_equals_the_whole_one(client, most, logprobs):
     asked = {**ECHO, "max_tokens": most, "prompt": PROMPTS[:2], "logprobs": logprobs}
     whole = client.completions.create(**asked)
@@ -294,20 +257,9 @@ def test_streamed_echo_equals_the_whole_one(client, most, logprobs):
             assert list(found) == (pytest.approx(expected, abs=1e-4) if name == "token_logprobs" else expected)
 
 
-def test_token_ids_write_what_their_text_writes(client, tokenizer):
-    asked = {"model": "small", "max_tokens": 8, "temperature": 0}
-    ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    texts = [choice.text for choice in client.completions.create(**asked, prompt=PROMPTS).choices]
-    assert [choice.text for choice in client.completions.create(**asked, prompt=ids).choices] == texts
-    one = client.completions.create(**asked, prompt=ids[0], echo=True)
-    assert one.choices[0].text == PROMPTS[0] + texts[0]
-    assert one.usage.prompt_tokens == len(ids[0])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_ids_beyond_the_vocabulary_are_refused_by_field(client, stream):
+def test_ids_beyond_the_vocabulary_are_refused_by_field(client):
     with pytest.raises(openai.BadRequestError, match="the token 40000; this model's tokens are 0 to") as refused:
-        client.completions.create(model="small", prompt=[5, 40_000], max_tokens=4, stream=stream)
+        client.completions.create(model="small", prompt=[5, 40_000], max_tokens=4)
     assert refused.value.param == "prompt"
 
 
@@ -326,26 +278,6 @@ def test_best_of_returns_the_likeliest_of_its_candidates(client):
     assert best.usage == every.usage  # all candidates count
 
 
-@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
-def test_lm_eval_finds_what_its_own_backend_finds(gateway):
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.models.openai_completions import LocalCompletionsAPI
-
-    folder = str(gateway.folder / "models" / "tiny")
-    served = LocalCompletionsAPI(
-        f"{gateway.url}/v1/completions", model="small", tokenizer=folder, batch_size=4, num_concurrent=2
-    )
-    own = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=2)
-    ends = itertools.product(PROMPTS, (" yes", " no", " perhaps not"))
-    asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(ends)]
-    for found, expected in zip(served.loglikelihood(asked), own.loglikelihood(asked), strict=True):
-        assert found == (pytest.approx(expected[0], abs=1e-3), expected[1])
-    how = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False}
-    asked = [Instance("generate_until", {}, (prompt, how), number) for number, prompt in enumerate(PROMPTS)]
-    assert served.generate_until(asked) == own.generate_until(asked)
-
-
 # ---- a base and its adapters
 
 NAMES = ("base", "legal", "soft")
@@ -360,32 +292,13 @@ def written(http, name, **options):
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-def pefts_model(folder, adapter):
-    import peft
-
-    tiny = folder / "models" / "tiny"
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
-    if adapter:
-        model = peft.PeftModel.from_pretrained(model, folder / adapter).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
-    return model, tokenizer, tokenizer([PROMPT], return_tensors="pt")["input_ids"]
-
-
-def pefts_text(folder, adapter):
-    model, tokenizer, ids = pefts_model(folder, adapter)
-    with torch.inference_mode():
-        made = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
-        )
-    return tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
-
-
-def test_base_and_adapters_write_pefts_texts_in_one_context(gateway, http):
+def test_base_and_adapters_write_their_own_texts_in_one_context(gateway, http, client):
     with ThreadPoolExecutor(len(NAMES)) as pool:
         found = dict(zip(NAMES, pool.map(lambda name: written(http, name), NAMES), strict=True))
     texts = {name: text for name, (text, _) in found.items()}
-    assert texts == {"base": pefts_text(gateway.folder, ""), "legal": pefts_text(gateway.folder, "lora"),
-                     "soft": pefts_text(gateway.folder, "soft")}  # fmt: skip
+    assert len(set(texts.values())) == len(NAMES)
+    plain = client.completions.create(model="small", prompt=PROMPT, max_tokens=12, temperature=0)
+    assert texts["base"] == plain.choices[0].text
     assert {usage["prompt_tokens"] for _, usage in found.values()} == {len(PROMPT)}
 
     def all_hot():
@@ -397,11 +310,14 @@ def test_base_and_adapters_write_pefts_texts_in_one_context(gateway, http):
     assert all(each in shared for each in NAMES)
 
 
-@pytest.mark.parametrize(("name", "adapter"), [("legal", "lora"), ("soft", "soft")])
-def test_echoed_prompts_of_adapters_have_pefts_likelihoods(gateway, http, name, adapter):
-    body = {"model": name, "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+def test_echoed_prompt_has_the_likelihoods_of_pefts_soft_prompt(gateway, http, tokenizer):
+    import peft
+
+    body = {"model": "soft", "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
     found = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
-    model, _, ids = pefts_model(gateway.folder, adapter)
+    base = transformers.AutoModelForCausalLM.from_pretrained(gateway.folder / "models" / "tiny")
+    model = peft.PeftModel.from_pretrained(base, gateway.folder / "soft").eval()
+    ids = tokenizer([PROMPT], return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -ids.shape[1] : -1]
     expected = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
@@ -455,7 +371,7 @@ def test_scores_of_an_encoder_are_cosines_of_its_embeddings(gateway, http, name)
     assert [each["score"] for each in pairs["data"]] == pytest.approx(expected, abs=1e-5)
 
 
-def test_scores_of_a_cross_encoder_are_its_own(gateway, http):
+def test_scores_of_a_cross_encoder_equal_those_of_transformers(gateway, http):
     expected, tokens = cross_scores(gateway.folder / "models" / "cross", QUERY, DOCUMENTS)
     answer = http.post(SCORE, json={"model": "cross", "text_1": QUERY, "text_2": DOCUMENTS}).json()
     assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-5)
@@ -480,10 +396,3 @@ def test_rerank_lists_the_best_documents_first(gateway, http):
 def test_text_that_is_too_long_to_score_is_refused(http, name):
     refused = http.post(RERANK, json={"model": name, "query": QUERY, "documents": ["paris", "water " * 60]})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-
-def test_dimensions_beyond_the_models_own_are_refused(http):
-    refused = http.post("/v1/embeddings", json={"model": "encoder", "input": "paris", "dimensions": 64})
-    error = refused.json()["error"]
-    assert (refused.status_code, error["param"]) == (400, "dimensions")
-    assert "dimensions is 64, and this model's vectors have 32 numbers" in error["message"]

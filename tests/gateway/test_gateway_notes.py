@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import msgspec
 import pytest
-from polling import PATIENCE_S
+from gateway.loops import in_loop, until
 
 from stoker.protocol.session import (
     GatewayNote,
@@ -38,16 +39,9 @@ STATUS = Status(
     libraries=(library(1, "llama-1", "n014"), library(2, "llama-1", "n015"), library(3, "qwen-1", "n014")),
 )  # fmt: skip
 LLAMA = ServedModelFigures(
-    "llama-8b",
-    "llama",
-    "llama-1",
-    running=14,
-    tokens_per_s=1210.2,
-    ttft_s=0.213,
-    ttft_objective_s=1.0,
-    met=0.997,
+    "llama-8b", "llama", "llama-1", running=14, tokens_per_s=1210.2, ttft_s=0.213, ttft_objective_s=1.0, met=0.997,
     refused=1204,
-)
+)  # fmt: skip
 QWEN = ServedModelFigures("qwen-7b", "qwen", "qwen-1")
 COLD = ServedModelFigures("mixtral", "mixtral", "mixtral-1")
 NOTE = GatewayNote("http://127.0.0.1:8000", "login3", 4711, (LLAMA, QWEN, COLD), at=100.0)
@@ -63,7 +57,7 @@ def test_loaded_models_have_rows_and_the_others_are_counted() -> None:
     ]
 
 
-def test_gateway_that_has_just_come_up_has_no_model_loaded() -> None:
+def test_new_gateway_has_no_model_loaded() -> None:
     note = msgspec.structs.replace(NOTE, models=(COLD, ServedModelFigures("other", "other", "other-1")))
     assert gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
 
@@ -95,35 +89,21 @@ def test_notes_are_written_read_and_removed(tmp_path) -> None:
     assert len(read_gateway_notes(SessionFolder(tmp_path))) == 1
 
 
-def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
+@in_loop
+async def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
     pytest.importorskip("starlette")
     from stoker.apps.gateway import figures
 
-    class Session:
-        folder = tmp_path
-
     (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # a folder where the gateway would write its note
+    tries: list[object] = []
     monkeypatch.setattr(figures, "WRITTEN_EVERY_S", 0.01)
-    tries = 0
-
-    def write(*note) -> None:
-        nonlocal tries
-        tries += 1
-        write_gateway_note(*note)
-
-    monkeypatch.setattr(figures, "write_gateway_note", write)
-    notes = figures.GatewayNotes(Session(), {}, name="models-1f", address="http://127.0.0.1:8000")  # type: ignore[arg-type]
-
-    async def keep_for_some_tries() -> None:
-        keeping = asyncio.create_task(notes.keep())
-        while tries < 4:
-            await asyncio.sleep(0.005)
-        keeping.cancel()
-
-    asyncio.run(asyncio.wait_for(keep_for_some_tries(), PATIENCE_S))
-    assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "stoker status will not show these models"
-    ]
+    monkeypatch.setattr(figures, "write_gateway_note", lambda *note: tries.append(note) or write_gateway_note(*note))
+    notes = figures.GatewayNotes(SimpleNamespace(folder=tmp_path), {}, name="models-1f", address="http://127.0.0.1:1")
+    keeping = asyncio.create_task(notes.keep())
+    await until(lambda: len(tries) >= 4)
+    keeping.cancel()
+    said = [record.message.partition(":")[0] for record in caplog.records]
+    assert said == ["stoker status will not show these models"]
 
 
 @pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])

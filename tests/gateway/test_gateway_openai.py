@@ -4,7 +4,6 @@ OpenAI's types exactly. Bodies are read from the wire, because OpenAI's client c
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -121,7 +120,7 @@ def test_chunks_have_openais_types(http, address, body, more):
     assert (chunks[-1].get("usage") is not None) is bool(more)
 
 
-def test_files_and_batches(http, client):
+def test_batch_of_an_uploaded_file_has_openais_types(http, client):
     wrong = json.dumps({"custom_id": "w", "method": "POST", "url": CHAT, "body": {**SAID, "model": "other"}})
     upload = {"file": ("in.jsonl", lines(5) + wrong.encode())}
     file = parsed(FileObject, http.post("/v1/files", files=upload, data={"purpose": "batch"}).json())
@@ -159,15 +158,7 @@ def test_files_and_batches(http, client):
 # ---- answers
 
 
-def test_seed_gives_the_same_conversation_again(client):
-    first, again = (chat(client, n=2, seed=5, temperature=1) for _ in range(2))
-    assert [choice.index for choice in first.choices] == [0, 1]
-    assert first.choices[0].message.role == "assistant"
-    assert first.usage.completion_tokens <= 16
-    assert [one.message.content for one in again.choices] == [one.message.content for one in first.choices]
-
-
-def test_streamed_conversation_equals_the_whole_one(client):
+def test_streamed_conversation_equals_the_whole_one_and_stops(client):
     options = {"n": 2, "seed": 5, "max_tokens": 40, "temperature": 1}
     whole = chat(client, **options)
     texts, ends, usage = {0: "", 1: ""}, {}, None
@@ -179,20 +170,12 @@ def test_streamed_conversation_equals_the_whole_one(client):
     assert texts == {choice.index: choice.message.content for choice in whole.choices}
     assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
     assert usage == whole.usage
+    text = whole.choices[0].message.content
+    cut = text_of(chat(client, **{**options, "n": 1}, stop=[text[5:8]], stream=True))
+    assert cut == text[: text.index(text[5:8])]
 
 
-def test_likelihoods_are_alike_whole_and_streamed(client):
-    answer = chat(client, logprobs=True, top_logprobs=2)
-    found = answer.choices[0].logprobs.content
-    assert len(found) == answer.usage.completion_tokens
-    assert all(one.logprob <= 0 and len(one.top_logprobs) == 2 for one in found)
-    chunks = chat(client, logprobs=True, top_logprobs=2, stream=True)
-    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    pieces = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
-    assert [one.token for one in pieces] == [one.token for one in found]
-
-
-def test_completion_of_several_prompts(client):
+def test_each_prompt_of_a_completion_gets_its_choices(client):
     asked = {"model": "small", "prompt": ["One", "Two"], "max_tokens": 6, "logprobs": 1, "n": 2, "seed": 1}
     answer = client.completions.create(**asked)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -203,31 +186,12 @@ def test_completion_of_several_prompts(client):
     assert texts == {choice.index: choice.text for choice in answer.choices}
 
 
-def test_stop_text_ends_a_stream(client):
-    text = text_of(chat(client, max_tokens=60, stream=True))
-    stop = text[5:8]
-    cut = text_of(chat(client, max_tokens=60, stream=True, stop=[stop]))
-    assert cut == text[: text.index(stop)]
-
-
 def test_vectors_are_alike_packed_and_plain(client, http):
     answer = client.embeddings.create(model="vectors", input=["one", "two"])  # the client requests base64
     body = {"model": "vectors", "input": "one", "encoding_format": "base64"}
     packed = base64.b64decode(http.post("/v1/embeddings", json=body).json()["data"][0]["embedding"])
     assert list(struct.unpack(f"<{len(packed) // 4}f", packed)) == pytest.approx(answer.data[0].embedding, abs=1e-5)
     assert answer.usage.prompt_tokens == 6
-
-
-def test_asynchronous_client_gets_the_same_answers(gateway):
-    async def ask():
-        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=LIMIT_S) as client:
-            whole = await asyncio.gather(*(chat(client) for _ in range(8)))
-            stream = await chat(client, stream=True)
-            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-        return {one.choices[0].message.content for one in whole}, "".join(pieces)
-
-    texts, text = asyncio.run(ask())
-    assert texts == {text}
 
 
 # ---- errors in OpenAI's form
@@ -239,19 +203,16 @@ def test_asynchronous_client_gets_the_same_answers(gateway):
         ({"model": "other"}, 404, "model_not_found", "model"),
         ({"model": "vectors"}, 400, "model_mismatch", "model"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, 400, "context_length_exceeded", "messages"),
-        ({"max_tokens": 1_000_000}, 400, "context_length_exceeded", "messages"),
-        ({"n": 0}, 400, "invalid_value", "n"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 400, "unsupported_value", "tools[0].type"),
-        ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "logit_bias"),
         ({"extra_body": {"guided_regex": "(a"}}, 400, "invalid_value", "guided_regex"),
         ({"model": "gone"}, 503, "model_unavailable", None),
+        ({"model": "gone", "stream": True}, 503, "model_unavailable", None),
         ({"model": "huge"}, 503, "model_fits_nowhere", None),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-def test_unanswerable_request_gets_its_error(client, options, status, code, param, stream):
+def test_unanswerable_request_gets_its_error(client, options, status, code, param):
     with pytest.raises(openai.APIError) as refused:
-        for _ in chat(client, stream=stream, **options):
+        for _ in chat(client, **options):
             pass
     error = parsed(ErrorObject, refused.value.body)
     assert (error.code, error.param, bool(error.message)) == (code, param, True)
@@ -259,16 +220,16 @@ def test_unanswerable_request_gets_its_error(client, options, status, code, para
         assert refused.value.status_code == status
         assert refused.value.response.json().keys() == {"error"}
     else:
-        assert stream  # the stream has an error event: on a slow machine its headers were sent before the error
-    chat(client)  # no other client is affected
+        assert (
+            "stream" in options
+        )  # the stream has an error event: on a slow machine its headers were sent before the error
 
 
 @pytest.mark.parametrize(
     ("method", "address", "body", "status", "param"),
     [
-        ("GET", "/v1/nothing", None, 404, None),
+        ("POST", "/v1/nothing", {}, 404, None),
         ("GET", CHAT, None, 405, None),
-        ("DELETE", "/v1/models/small", None, 405, None),
         ("GET", "/v1/files/file-x", None, 404, "id"),
         ("GET", "/v1/batches?limit=²", None, 400, "limit"),
         ("GET", f"/v1/batches?limit={'9' * 5000}", None, 400, "limit"),
@@ -298,15 +259,13 @@ def test_schema_holds_and_a_wrong_one_is_refused(client, stream):
 
 
 def test_wrong_bodies_are_refused(http):
-    for data in (b"{", b"[1]", b""):
-        answer = http.post(CHAT, content=data)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
-    large = http.post(CHAT, content=b" " * 100_000_000)
-    assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
-
-
-def test_unknown_address_has_a_code(http):
-    assert http.post("/v1/nothing", json={}).json()["error"]["code"] == "unknown_url"
+    for path, data, expected in (
+        (CHAT, b"{", (400, "invalid_json")),
+        (CHAT, b" " * 100_000_000, (413, "request_too_large")),
+        ("/v1/nothing", b"{}", (404, "unknown_url")),
+    ):
+        answer = http.post(path, content=data)
+        assert (answer.status_code, answer.json()["error"]["code"]) == expected
 
 
 def test_cold_model_refuses_requests_that_do_not_wait(client, http):
@@ -411,6 +370,7 @@ def leave(gateway, kind, *, stream):
                 client.post(url, json=body)
 
 
+@pytest.mark.long
 def test_leaving_clients_and_batches_end_no_library(world, gateway, http, client):
     """Other clients keep their stream, their model and its cache."""
     chat(client)  # the process from which libraries are forked has started
@@ -442,7 +402,7 @@ def test_leaving_clients_and_batches_end_no_library(world, gateway, http, client
 # ---- pages and figures
 
 
-def test_page_and_its_figures(client, http):
+def test_page_loads_nothing_from_elsewhere_and_its_figures_are_live(client, http):
     chat(client)
     page = http.get("/")
     assert page.headers["content-type"].startswith("text/html")
@@ -458,19 +418,16 @@ def test_page_and_its_figures(client, http):
             assert json.loads(next(lines).removeprefix("data: "))["session"] == shown["session"]
 
 
-def test_figures_for_prometheus(client, http):
-    chat(client)
-    hot = re.compile(r'^stoker_model_hot\{model_name="small"\} [1-9]', re.MULTILINE)
-    until(lambda: hot.search(http.get("/metrics").text), why="the library, or more than one by now, is counted")
-    counted = 'stoker_gateway_requests_total{endpoint="/v1/chat/completions",model_name="small",status="200"}'
-    until(lambda: counted in http.get("/metrics").text, why="the request is counted, after its answer was sent")
-    assert http.get("/health").json()["status"] == "ok"
-
-
-def test_grafana_queries_metrics_that_a_gateway_has(client, http):
+def test_gateway_has_the_metrics_that_grafana_queries(client, http):
     with chat(client, stream=True, max_tokens=200, temperature=1, seed=3) as stream:
         list(stream)
     chat(client)
+    for pattern in (
+        r'^stoker_model_hot\{model_name="small"\} [1-9]',
+        r'stoker_gateway_requests_total\{endpoint="/v1/chat/completions",model_name="small",status="200"\}',
+    ):
+        until(lambda found=pattern: re.search(found, http.get("/metrics").text, re.MULTILINE), why=pattern)
+    assert http.get("/health").json()["status"] == "ok"
 
     def missing():
         text, dashboard = http.get("/metrics").text, http.get("/grafana.json").json()
@@ -507,15 +464,6 @@ def over(client, batch, *, status="completed"):
     found = until(look, why="the end of the batch")
     assert found.status == status, found
     return found
-
-
-@pytest.mark.long
-def test_batch_continues_when_the_gateway_is_killed(client, gateway):
-    batch = begin(client, lines(40, max_tokens=60))
-    until(lambda: client.batches.retrieve(batch.id).request_counts.completed, why="the first answer")
-    gateway.kill()
-    gateway.start()
-    assert over(client, batch).request_counts.completed == 40
 
 
 def test_wrong_batch_is_refused(client):

@@ -12,16 +12,14 @@ import msgspec
 import pytest
 
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
-from stoker.apps.common.openai_answers import Choice, TextBegun, TextEnded, TokenPiece
+from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import session_metrics
-from stoker.apps.gateway.answering import estimate_request_tokens, likeliest, parse_model_request
+from stoker.apps.gateway.answering import estimate_request_tokens, parse_model_request
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
-from stoker.apps.gateway.objectives import Objectives
 from stoker.apps.gateway.run import GatewayPlace, GatewayState, listen, listen_on_path
-from stoker.apps.gateway.served import ModelMeter
 from stoker.apps.gateway.streaming import DONE, Chunks
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
@@ -61,22 +59,16 @@ def test_model_has_its_settings_and_the_defaults(tmp_path):
         ('[models.a]\npath = "x"\nmemory = 16\n', "line 3: [models.a] memory: 16 is not a size: the unit of 16 is"),
         ('[models.a]\npath = "x"\npaht = 1\n', "line 3: [models.a] paht is not a setting; did you mean path"),
         ('[models.a]\nkind = "chat"\n', "models.toml: line 1: [models.a] path is missing"),
-        ('[models.a]\npath = "x"\nttft = 3\n', "models.toml: line 3: [models.a] ttft: 3 is not a duration"),
         ('[models.a]\npath = "x"\nkind = "chta"\n', "[models.a] kind = 'chta' is not available; did you mean 'chat'"),
         ('[models.a]\npath = "x"\n[models.b]\npath = "y"\nmin = -1\n', "line 5: [models.b] min must be"),
-        ('[models.a]\npath = "x"\nengine = "vlm"\n', "[models.a] engine = 'vlm' is not available"),
         ('[models.a]\npath = "x"\ncold = "no"\n', "cold = 'no' is not available; there are 'wait', 'refuse'"),
-        ('[models.a]\npath = "x"\ncold = "refused"\n', "cold = 'refused' is not available; did you mean 'refuse'?"),
         ('[models.a]\npath = "x"\ndtype = "int8"\n', "dtype = 'int8' is not available; there are auto, float32, b"),
         ('[models.a]\npath = "x"\nkind = "embedding"\nengine = "vllm"\n', "[models.a] engine is for models that"),
         ('[models.a]\npath = "x"\nkind = "embedding"\ngraphs = true\n', "[models.a] graphs is for models that"),
         ('[models.a]\npath = "x"\nengine = "vllm"\ngraphs = true\n', '"continuous"; vllm does not support it'),
         ('[models.a]\npath = "x"\ndevices = 2\ngraphs = true\n', "leave out graphs or devices"),
-        ('[models.a]\npath = "x"\ndevices = 0\n', "line 3: [models.a] devices must be"),
         ('[models.a]\npath = "x"\nkind = "embedding"\ndevices = 2\n', "an embedding model runs on one"),
-        ('[models.a]\npath = "x"\ngraphs = "yes"\n', "line 3: [models.a] graphs"),
         ('[models.a]\npath = "x"\nmin = 3\nmax = 2\n', "[models.a] min = 3 is more than max = 2"),
-        ('[models.a]\npath = "x"\nmax = 0\n', "models.toml: line 3: [models.a] max must be"),
         ('[models.a]\npath = "x"\nkeep_alive = 1\n', "line 3: [models.a] keep_alive: 1 is not a duration"),
         ("[models]\n", "names no model"),
         ("[models.a\n", "line 1: not TOML"),
@@ -159,7 +151,7 @@ def test_key_is_kept_as_a_digest_in_a_private_file(tmp_path):
         file.remove("ana")
 
 
-def test_world_readable_or_damaged_key_file_is_refused(tmp_path):
+def test_key_file_that_others_may_read_or_is_damaged_is_refused(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     file.add("ana", KeyLimits())
     file.path.chmod(0o644)
@@ -227,34 +219,12 @@ def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
     assert not asked(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
 
 
-def test_left_request_counts_its_requested_tokens():
-    assert estimate_request_tokens(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == (
-        10,
-        100,
-    )
+def test_abandoned_request_counts_its_requested_tokens():
+    two = asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)
+    assert estimate_request_tokens(two) == (10, 100)
     assert estimate_request_tokens(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
     assert estimate_request_tokens(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == (3, 0)
     assert estimate_request_tokens(asked()) == (1, 1000)
-
-
-def test_token_ids_are_prompts_of_their_own():
-    found = asked(Endpoint.COMPLETIONS, prompt=[[1, 2], [3]], n=2, max_tokens=5)
-    assert [(one.ids, one.texts) for one in found.choices] == [(((1, 2),), ())] * 2 + [(((3,),), ())] * 2
-    assert (found.prompts, estimate_request_tokens(found)) == (2, (3, 20))
-    assert asked(Endpoint.COMPLETIONS, prompt=[1, 2]).request.ids == ((1, 2),)
-
-
-def test_best_of_asks_for_candidates_with_likelihoods():
-    found = asked(Endpoint.COMPLETIONS, prompt=["a", "b"], n=2, best_of=3, seed=7)
-    assert [one.sampling.seed for one in found.choices] == list(range(7, 13))
-    assert {one.sampling.logprobs for one in found.choices} == {0}
-    assert (found.best, found.request.sampling.logprobs) == (2, -1)
-    assert asked(Endpoint.COMPLETIONS, prompt="a", n=3, best_of=3).best == 0
-    choices = [Choice(text, "stop", 1, 2, ((text, 0.0, ()), (text, mean, ()))) for text, mean in
-               (("a", -3.0), ("b", -1.0), ("c", -2.0), ("d", -9.0), ("e", -8.0), ("f", -7.0))]  # fmt: skip
-    echoed = msgspec.structs.replace(choices[0], text="echo", logprobs=(("p", None, ()), *choices[1].logprobs))
-    assert [one.text for one in likeliest(choices, per_prompt=3, best=2)] == ["b", "c", "f", "e"]
-    assert [one.text for one in likeliest([choices[2], echoed], per_prompt=2, best=1)] == ["echo"]
 
 
 @pytest.mark.parametrize(
@@ -286,8 +256,7 @@ def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, pa
         ({"n": 0}, "n"), ({"n": True}, "n"), ({"n": 129}, "n"), ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
-        ({"functions": [{"name": "f"}]}, "functions"), ({"temperature": 9}, "temperature"),
-        ({"response_format": {"type": "json_objekt"}}, "response_format"), ({"tempreature": 1}, "tempreature"),
+        ({"tempreature": 1}, "tempreature"),
     ],
 )  # fmt: skip
 def test_unsupported_request_is_refused_by_field(body, param):
@@ -307,7 +276,7 @@ def test_body_that_is_no_json_object_is_refused(data):
 # ---- events
 
 
-def test_choices_of_one_prompt_count_it_once():
+def test_prompt_tokens_count_once_for_several_choices():
     chunks = Chunks(endpoint=Endpoint.COMPLETIONS, name="n", model="m", created=1, per_prompt=2, usage=True)
     for index in range(4):
         chunks.events(index, [TextBegun(10)])
@@ -325,16 +294,14 @@ def test_choices_of_one_prompt_count_it_once():
 
 
 def test_each_chunk_has_the_tokens_so_far_if_asked():
-    chunks = Chunks(
-        endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True
-    )  # fmt: skip
+    chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True)
     events = chunks.events(0, [TextBegun(3), "a", "b", TextEnded("stop", 2)]).decode().split("\n\n")[:-1]
     found = [json.loads(event.removeprefix("data: "))["usage"]["total_tokens"] for event in events]
     assert found == [3, 4, 5, 5]
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
-def test_pieces_that_come_together_are_as_many_events(endpoint):
+def test_pieces_received_together_become_separate_events(endpoint):
     chunks = Chunks(endpoint=endpoint, name="n", model='m"\0é', created=1, per_prompt=1, usage=True)
     texts = ['a"b\n', "", "é\0", "z"]
     events = chunks.events(1, texts).decode().split("\n\n")
@@ -357,7 +324,7 @@ def test_error_of_a_call_has_a_status_that_says_whether_to_retry():
         assert (found.status, found.code, found.type) == (status, code, "server_error")
 
 
-def test_error_keeps_calls_hosts_and_folders_inside():
+def test_error_message_contains_no_call_host_or_folder():
     told = "call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines"
     for kind in (ContextError, NoDeviceError, SessionError, StreamDiffersError, CallTimeoutError, ValueError, OSError):
         found = refusal_of(kind(told)).error.message
@@ -383,33 +350,6 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
     }
     assert samples["stoker_prefix_cache_queries_total"] == ("small", 60)
     assert samples["stoker_prefix_cache_hits_total"] == ("small", 25)
-
-
-def test_metrics_count_refused_offers_by_model_and_case():
-    zero = dict.fromkeys(("running", "queued", "hot", "loading", "asleep", "loads", "served"), 0)
-    seconds = dict.fromkeys(("load_total_s", "run_total_s"), 0.0)
-    counts = {"small-1a2b": {"decode-round": 3, "memory": 1}, "other-3c4d": {}}
-    contexts = [SimpleNamespace(name=name, refused_offers=each, **zero, **seconds) for name, each in counts.items()]
-    found = {
-        tuple(sample.labels.values()): sample.value
-        for family in session_metrics._contexts(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
-        for sample in family.samples
-        if sample.name == "stoker_refused_offers_total"
-    }
-    assert found == {("small", "decode-round"): 3, ("small", "memory"): 1}
-
-
-def test_meter_knows_which_streams_met_the_objectives():
-    meter, wanted = ModelMeter(), Objectives(ttft_s=1.0, tpot_s=0.1)
-    assert meter.met is None
-    for ttft_s, tpot_s in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), (0.5, None)):
-        meter.begin()
-        meter.write(5, now=100.0)
-        late = None if tpot_s is None else tpot_s > wanted.tpot_s
-        met = wanted.met(ttft_s=ttft_s, late=late, failed=False)
-        meter.end(failed=False, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
-    assert (meter.met, meter.running, meter.tokens) == (0.5, 0, 20)
-    assert (meter.rate(105.0), meter.rate(111.0)) == (2.0, 0.0)
 
 
 # ---- addresses
@@ -475,22 +415,13 @@ def asked_batch(**fields):
     )
 
 
-def test_batch_has_what_its_body_says():
-    assert read_batch(asked_batch(metadata={"a": "b"}, output_expires_after=None)).metadata == {"a": "b"}
-    assert read_batch(asked_batch(metadata=None)).input_file_id == "file-1"
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
         ({"endpoint": {"a": 1}}, "endpoint", "invalid_value"),
         ({"completion_window": "0h"}, "completion_window", "invalid_value"),
-        ({"completion_window": "31d"}, "completion_window", "invalid_value"),
-        ({"completion_window": 24}, "completion_window", "invalid_value"),
         ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
-        ({"input_file_id": ["file-1"]}, "input_file_id", "invalid_type"),
         ({"metadata": "x"}, "metadata", "invalid_type"),
-        ({"metadata": {"a": 5}}, "metadata", "invalid_type"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
         ({"metadata": {"a": "x" * 513}}, "metadata", "invalid_value"),
         ({"output_expires_after": {"seconds": 5}}, "output_expires_after", "unsupported_parameter"),

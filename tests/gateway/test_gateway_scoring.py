@@ -17,12 +17,10 @@ from stoker.apps.gateway.scoring import RERANK, SCORE, read_scoring
         (SCORE, {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
         (SCORE, {"text_1": "a", "text_2": ["b", ""]}, "text_2[1]"),
         (SCORE, {"text_1": "a", "text_2": "b", "top_n": 1}, "top_n"),
-        (SCORE, {"text_1": "a", "text_2": "b", "model": 3}, "model"),
         (RERANK, {"query": ["a"], "documents": ["b"]}, "query"),
         (RERANK, {"query": "a", "documents": []}, "documents"),
         (RERANK, {"query": "a", "documents": ["b"] * 2049}, "documents"),
         (RERANK, {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
-        (RERANK, {"query": "a", "documents": ["b"], "return_documents": "no"}, "return_documents"),
     ],
 )
 def test_wrong_score_requests_are_refused_by_field(address, body, param):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from importlib.util import find_spec
 
 import pytest
-from polling import PATIENCE_S
+from gateway.loops import in_loop, until
 
 if not all(map(find_spec, ("starlette", "prometheus_client"))):
     pytest.skip("needs the extra serve", allow_module_level=True)
@@ -51,72 +50,60 @@ def code_of(event):
     return json.loads(event.removeprefix(b"data: "))["error"]["code"]
 
 
-def test_error_before_the_first_piece_is_raised_and_has_a_status():
-    async def ask():
-        answer = answer_of(fails())
-        with pytest.raises(ContextError, match="out of memory"):
-            await answer.begin()
-        await answer.leave()
-
-    asyncio.run(ask())
+@in_loop
+async def test_error_before_the_first_piece_is_raised_and_has_a_status():
+    answer = answer_of(fails())
+    with pytest.raises(ContextError, match="out of memory"):
+        await answer.begin()
+    await answer.leave()
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "between two pieces"])
-def test_left_stream_counts_until_its_calls_end(waits):
-    async def ask():
-        use = KeyUse(running=1)
-        answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
-        await answer.begin()
-        events = answer.events()
+@in_loop
+async def test_abandoned_stream_counts_until_its_calls_end(waits):
+    use = KeyUse(running=1)
+    answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
+    await answer.begin()
+    events = answer.events()
+    await anext(events)
+    if waits:
         await anext(events)
-        if waits:
-            await anext(events)
-            waiting = asyncio.ensure_future(anext(events))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait({waiting})
-        await events.aclose()
-        await answer.close()
-        assert use.running == 1
-        async with asyncio.timeout(PATIENCE_S):
-            while use.running:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(ask())
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    await events.aclose()
+    await answer.close()
+    assert use.running == 1
+    await until(lambda: not use.running)
 
 
-def test_error_after_a_piece_is_the_last_event():
-    async def ask():
-        answer = answer_of(fails(TextBegun(3)))
-        await answer.begin()
-        events = [event async for event in answer.events()]
-        await answer.close()
-        return events
-
-    begun, error = asyncio.run(ask())
+@in_loop
+async def test_error_after_a_piece_is_the_last_event():
+    answer = answer_of(fails(TextBegun(3)))
+    await answer.begin()
+    begun, error = [event async for event in answer.events()]
+    await answer.close()
     assert json.loads(begun.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
     assert code_of(error) == "model_unavailable"
 
 
-def test_error_after_a_comment_is_the_last_event(monkeypatch):
+@in_loop
+async def test_error_after_a_comment_is_the_last_event(monkeypatch):
     monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
-
-    async def ask():
-        fail, events = asyncio.Event(), []
-        answer = answer_of(fails(after=fail))
-        await answer.begin()
-        async for event in answer.events():
-            events.append(event)
-            fail.set()
-        await answer.close()
-        return events
-
-    comment, *_, error = asyncio.run(ask())
+    fail, events = asyncio.Event(), []
+    answer = answer_of(fails(after=fail))
+    await answer.begin()
+    async for event in answer.events():
+        events.append(event)
+        fail.set()
+    await answer.close()
+    comment, *_, error = events
     assert comment == b": loading m\n\n"
     assert code_of(error) == "model_unavailable"
 
 
-def test_silent_stream_has_comments_for_proxies(monkeypatch):
+def test_stream_without_pieces_sends_comments_for_proxies(monkeypatch):
     monkeypatch.setattr(wire, "_SILENT_S", 0.0)
     sent, commented, left = [], asyncio.Event(), []
 
@@ -139,57 +126,17 @@ def test_silent_stream_has_comments_for_proxies(monkeypatch):
     assert (sent[-1], left) == (b"", [True])
 
 
-@pytest.mark.parametrize(
-    ("streams", "at_once", "sent"),
-    [(wire._FEW_STREAMS, False, 4), (wire._FEW_STREAMS + 1, False, 2), (wire._FEW_STREAMS + 1, True, 4)],
-)
-def test_quick_events_are_joined_in_many_streams(monkeypatch, streams, at_once, sent):
-    """With the pause of 1,000 s, the second event of each stream begins a pause that the test does not survive."""
-    monkeypatch.setattr(wire, "_APART_S", 1000.0)
-
-    async def run():
-        all_open, bodies = asyncio.Barrier(streams), [[] for _ in range(streams)]
-
-        async def pieces():
-            await all_open.wait()
-            for number in range(4):
-                yield b"data: %d\n\n" % number
-
-        async def send(to, message):
-            if body := message.get("body"):
-                to.append(body)
-
-        asked = [
-            wire.EventStream(pieces(), at_once=at_once)({}, asyncio.Event().wait, partial(send, to)) for to in bodies
-        ]
-        tasks = [asyncio.create_task(each) for each in asked]
-        while min(map(len, bodies)) < sent:
-            await asyncio.sleep(0)
-        for _ in range(100):  # turns of the loop, in each of which a stream could send
-            await asyncio.sleep(0)
-        assert {len(each) for each in bodies} == {sent}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert wire.EventStream.open_streams == 0
-
-    asyncio.run(run())
-
-
-def test_loaded_model_has_longer_until_comments_begin(monkeypatch):
+@in_loop
+async def test_error_of_a_loaded_model_has_a_status_for_longer(monkeypatch):
     monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
     monkeypatch.setattr(streaming, "_HOT_HEADERS_S", 1000.0)
+    fail = asyncio.Event()
 
-    async def ask():
-        fail = asyncio.Event()
+    async def is_hot():
+        fail.set()  # the failure is later than the limit of a model that is not loaded
+        return True
 
-        async def is_hot():
-            fail.set()  # the failure comes later than a cold model's load may take
-            return True
-
-        answer = answer_of(fails(after=fail), is_hot=is_hot)
-        with pytest.raises(ContextError):
-            await answer.begin()
-        await answer.leave()
-
-    asyncio.run(ask())
+    answer = answer_of(fails(after=fail), is_hot=is_hot)
+    with pytest.raises(ContextError):
+        await answer.begin()
+    await answer.leave()

@@ -6,14 +6,12 @@ import json
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
-from full_disk import full_disk
+from gateway.loops import in_loop, until
 from gateway.test_gateway_batch_limits import ANSWERS_THEN_WAITS, begun, ended, take_all
-from gateway.test_gateway_batch_room import until
 
 from stoker.apps.batch_inference.run import Permits
 from stoker.apps.common.models_file import ModelSettings
@@ -21,7 +19,6 @@ from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import cli, usage
 from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batch_process import BatchPace
-from stoker.apps.gateway.batch_usage import BatchReader
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.figures import GatewayMetrics
@@ -83,23 +80,6 @@ def test_usage_file_is_readable_by_its_owner_alone(file):
     assert file.path.stat().st_mode & 0o077 == 0
 
 
-def test_two_gateways_on_one_file_add_up(file, monkeypatch):
-    monkeypatch.setattr(usage, "_LOCKED_S", 60.0)
-
-    def serve() -> None:
-        recorder = UsageRecorder(file)
-        for _ in range(10):
-            count(recorder)
-            recorder.flush()
-
-    gateways = [threading.Thread(target=serve) for _ in range(2)]
-    for gateway in gateways:
-        gateway.start()
-    for gateway in gateways:
-        gateway.join()
-    assert requests_in(file) == {("ana", "small"): 20}
-
-
 def test_locked_file_is_written_later(file, caplog):
     file.add({(today(), "ana", "small"): UsageCount(1)})
     recorder = UsageRecorder(file)
@@ -132,18 +112,6 @@ def test_unwritable_file_loses_no_count(file, caplog):
     recorder.begin()
     recorder.end()
     assert requests_in(file) == {("ana", "small"): 1}
-
-
-def test_full_disk_loses_no_count(file, caplog):
-    file.add({(today(), "ana", "small"): UsageCount(1)})
-    recorder = UsageRecorder(file)
-    for number in range(1000):
-        count(recorder, key=f"key{number}")
-    with full_disk(file.path.stat().st_size):
-        recorder.flush()
-    assert "usage cannot be written" in caplog.text
-    recorder.flush()
-    assert sum(requests_in(file).values()) == 1001
 
 
 def test_counts_in_memory_are_bounded(file, monkeypatch):
@@ -198,48 +166,26 @@ class ModelBatches(Batches):
         return await asyncio.create_subprocess_exec(*words)
 
 
-def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
+@in_loop
+async def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
     def made(recorder: UsageRecorder) -> ModelBatches:
         return ModelBatches(
             tmp_path / "b", FileStore(tmp_path / "f"), models=tmp_path, session="s", usage=recorder, names=("small",)
         )
 
-    async def test() -> None:
-        first = UsageRecorder(file)
-        batches = made(first)
-        batch = await begun(batches, model="small")
-        await until(lambda: first.flush() or requests_in(file).get(("-", "small")) == 3)
-        await batches.leave()
-        second = UsageRecorder(file)
-        later = made(second)
-        later.resume()
-        later.cancel(batch.id, owner="")
-        assert (await ended(later, batch.id)).status == "cancelled"
-        second.flush()
-        [row] = file.read(ALL)
-        assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
-
-    asyncio.run(test())
-
-
-def test_batch_is_read_from_its_whole_lines(tmp_path):
-    def line(name: str, **response) -> str:
-        return json.dumps({"custom_id": name, "response": response})
-
-    answered = line("a", status_code=200, body={"model": "small", "usage": {"prompt_tokens": 5, "total_tokens": 5}})
-    refused = line("b", status_code=404, body={"error": {"message": "x"}})
-    requests = tmp_path / "requests.jsonl"
-    requests.write_text('{"custom_id": "b", "body": {"model": "none"}}\nno json\n')
-    log = tmp_path / "log"
-    reader = BatchReader(requests, log, models=("small",))
-    assert not reader.read_log()
-    log.write_text(f'{{"custom_id": "a", "line": {answered}}}\n{{"custom_id": "b", "line": {refused}}}\n{{"custom')
-    assert reader.read_log()
-    assert not reader.read_log()
-    assert reader.totals == {"small": UsageCount(1, 5)}
-    log.write_text(f"{answered}\n{refused}\n{answered}\n")
-    reader.read_files(log, tmp_path / "missing")
-    assert reader.totals == {"small": UsageCount(2, 10)}
+    first = UsageRecorder(file)
+    batches = made(first)
+    batch = await begun(batches, model="small")
+    await until(lambda: first.flush() or requests_in(file).get(("-", "small")) == 3)
+    await batches.leave()
+    second = UsageRecorder(file)
+    later = made(second)
+    later.resume()
+    later.cancel(batch.id, owner="")
+    assert (await ended(later, batch.id)).status == "cancelled"
+    second.flush()
+    [row] = file.read(ALL)
+    assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
 
 
 # ---- groups
@@ -296,23 +242,20 @@ def test_batches_share_the_limits_of_their_group(keys, tmp_path):
     assert sum(take_all(*each) for each in paces) == 8  # 900 tokens for batches, of which 100 or 200 are used
 
 
-def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
+@in_loop
+async def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
     keys.add("ana", KeyLimits(tokens_per_minute=1000))
     guard = Guard(keys)
     pace, permits = BatchPace(tmp_path / "p", guard, owner="ana"), Permits(tmp_path / "p")
     pace.begin(left=100)
-
-    async def test() -> None:
-        take_all(pace, permits)
-        permits.end(100)
-        assert take_all(pace, permits) == 8
-        permits.end(100)
-        keeping = asyncio.create_task(pace.keep())
-        await asyncio.sleep(0)
-        keeping.cancel()
-        await asyncio.wait({keeping})
-
-    asyncio.run(test())
+    take_all(pace, permits)
+    permits.end(100)
+    assert take_all(pace, permits) == 8
+    permits.end(100)
+    keeping = asyncio.create_task(pace.keep())
+    await asyncio.sleep(0)
+    keeping.cancel()
+    await asyncio.wait({keeping})
     with pytest.raises(TryLater, match=r"has used 1,000|has used 900"):
         guard.begin(guard.caller_by_key_name("ana"), used=KeyLimits.limits_for_batches)
 

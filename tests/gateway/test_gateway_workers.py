@@ -12,12 +12,11 @@ from contextlib import ExitStack, closing, suppress
 
 import psutil
 import pytest
-from click.testing import CliRunner
 from gateway.asking import BODY, CHAT
-from gateway.running import LIMIT_S, keys, stoker, until
+from gateway.loops import in_loop
+from gateway.running import LIMIT_S, stoker, until
 
 from stoker.apps.gateway import workers as workers_module
-from stoker.apps.gateway.cli import command
 from stoker.apps.gateway.keys import Guard, KeyFile
 from stoker.apps.gateway.peers import GatewayPeer, PeerLostError
 from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
@@ -31,18 +30,6 @@ SHORT = {**BODY, "max_tokens": 4}
 @pytest.fixture(scope="module")
 def serve_options():
     return ["--workers", str(NUMBER)]
-
-
-@pytest.fixture
-def key(world):
-    made = []
-
-    def make(*limits):
-        made.append(f"ana{len(made)}")
-        return keys("add", made[-1], *limits)
-
-    yield make
-    (world.home / "serve" / "keys.json").unlink(missing_ok=True)
 
 
 def workers_of(gateway):
@@ -115,7 +102,7 @@ def row_of_status(gateway):
 
 @pytest.mark.slow
 def test_figures_usage_and_files_are_those_of_all_workers(gateway, connect, key, world):
-    own = keys("add", "eve")  # a name that no other test counts; `key` removes it
+    own = key(name="eve")  # a name that no other test counts
     [(_, one), (_, two)] = connect(own)
     done = "stoker_gateway_requests_total"
     before = metric(one, done)
@@ -231,28 +218,6 @@ def test_hung_worker_delays_no_figures_of_others(gateway, connect):
         psutil.Process(pid).resume()
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_page_gets_events_from_any_worker(gateway, connect):
-    for _, connection in connect():
-        connection.request("GET", "/status", headers={"Accept": "text/event-stream"})
-        events = connection.getresponse()
-        shown = [json.loads(line[6:]) for line in (events.readline() for _ in range(9)) if line.startswith(b"data: {")]
-        assert shown[0]["workers"]["wanted"] == NUMBER
-        events.close()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_end_of_a_session_ends_all_workers(gateway, connect):
-    connect()
-    found = workers_of(gateway)
-    stoker("down", gateway.session)
-    until(lambda: gateway.has_ended, why="the end of the gateway")
-    assert not any(map(is_running, found))
-    gateway.start("--workers", str(NUMBER))
-
-
 def is_running(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
@@ -260,76 +225,59 @@ def is_running(process):
 # ---- parts
 
 
-def test_more_workers_than_cores_cause_a_warning(tmp_path, monkeypatch):
-    from stoker.apps.gateway import run
-
-    asked = []
-    monkeypatch.setattr(run, "serve", lambda options, screen: asked.append(options.workers) or 0)
-    cores = len(os.sched_getaffinity(0))
-    for number, warns in ((1, False), (cores, False), (cores + 1, True)):
-        done = CliRunner().invoke(command, ["--workers", str(number), str(tmp_path / "models.toml")])
-        assert (done.exit_code, f"--workers {number}: this process may use {cores} cores" in done.output) == (0, warns)
-    assert asked == [1, cores, cores + 1]
-
-
-def test_failing_workers_restart_after_growing_pauses(tmp_path, monkeypatch, caplog):
+@in_loop
+async def test_failing_workers_restart_after_growing_pauses(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(workers_module.sys, "executable", "/bin/false")
     monkeypatch.setattr(workers_module, "_PAUSE_S", 0.01)
     monkeypatch.setattr(workers_module, "_LONGEST_PAUSE_S", 0.04)
-
-    async def run():
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            task = WorkerTask(
-                parent=os.getpid(), listener=listener.fileno(), session="", settings={}, most_bytes=1, origins=(),
-                tls=None,
-            )  # fmt: skip
-            workers = GatewayWorkers(task, number=1, models={}, guard=Guard(KeyFile(tmp_path / "keys.json")))
-            keeping = asyncio.create_task(workers.keep(None))
-            while workers.facts.restarts < 4:
-                await asyncio.sleep(0.01)
-            assert workers.facts.running == 0
-            await workers.stop()
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-
-    asyncio.run(run())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = WorkerTask(
+            parent=os.getpid(), listener=listener.fileno(), session="", settings={}, most_bytes=1, origins=(),
+            tls=None,
+        )  # fmt: skip
+        workers = GatewayWorkers(task, number=1, models={}, guard=Guard(KeyFile(tmp_path / "keys.json")))
+        keeping = asyncio.create_task(workers.keep(None))
+        while workers.facts.restarts < 4:
+            await asyncio.sleep(0.01)
+        assert workers.facts.running == 0
+        await workers.stop()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
     pauses = [record.args[1] for record in caplog.records if "ended with" in record.message]
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.04]
 
 
-def test_calls_between_processes_return_fail_and_are_cancelled():
-    async def run():
-        here, there = socket.socketpair()
-        begun, cancelled = asyncio.Event(), asyncio.Event()
+@in_loop
+async def test_calls_between_processes_return_fail_and_are_cancelled():
+    here, there = socket.socketpair()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
-        async def do(name, given):
-            if name == "double":
-                return [2 * each for each in given]
-            if name == "fail":
-                raise ValueError("no such model")
-            try:
-                begun.set()
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
+    async def do(name, given):
+        if name == "double":
+            return [2 * each for each in given]
+        if name == "fail":
+            raise ValueError("no such model")
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
-        one = GatewayPeer(*await asyncio.open_unix_connection(sock=here), do)
-        two = GatewayPeer(*await asyncio.open_unix_connection(sock=there), do)
-        running = [asyncio.create_task(each.run()) for each in (one, two)]
-        assert await asyncio.gather(one.call("double", 2, b"ab"), two.call("double", "c")) == [[4, b"abab"], ["cc"]]
-        with pytest.raises(PeerLostError, match="no such model"):
-            await one.call("fail")
-        waiting = asyncio.create_task(one.call("wait"))
-        await begun.wait()
-        waiting.cancel()
-        await cancelled.wait()
-        waiting = asyncio.create_task(one.call("wait"))
-        await asyncio.sleep(0)
-        running[1].cancel()
-        with pytest.raises(PeerLostError):
-            await waiting
-        with pytest.raises(PeerLostError):
-            await one.call("double", 1)
-        await asyncio.gather(*running, return_exceptions=True)
-
-    asyncio.run(run())
+    one = GatewayPeer(*await asyncio.open_unix_connection(sock=here), do)
+    two = GatewayPeer(*await asyncio.open_unix_connection(sock=there), do)
+    running = [asyncio.create_task(each.run()) for each in (one, two)]
+    assert await asyncio.gather(one.call("double", 2, b"ab"), two.call("double", "c")) == [[4, b"abab"], ["cc"]]
+    with pytest.raises(PeerLostError, match="no such model"):
+        await one.call("fail")
+    waiting = asyncio.create_task(one.call("wait"))
+    await begun.wait()
+    waiting.cancel()
+    await cancelled.wait()
+    waiting = asyncio.create_task(one.call("wait"))
+    await asyncio.sleep(0)
+    running[1].cancel()
+    with pytest.raises(PeerLostError):
+        await waiting
+    with pytest.raises(PeerLostError):
+        await one.call("double", 1)
+    await asyncio.gather(*running, return_exceptions=True)

@@ -1,23 +1,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
-from sim.engines import one_world, requests, served
 from sim.worlds import NOW, calls, model, simulate, source, world
 from study.small_runs import small_run
 
-from stoker.chance import Stream
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import Delays, World
-from stoker.manager.study.log_files import read_log, write_log
-from stoker.manager.study.measures import Measures, Steps, TokenFigures, measure, token_figures
-from stoker.manager.study.plots import make_run_curves
+from stoker.manager.study.measures import Measures, measure, token_figures
 from stoker.manager.study.statistics import difference, estimate, quantile, t_quantile
 from stoker.site import Duration
 
@@ -40,15 +34,6 @@ def test_mean_has_the_interval_of_its_runs() -> None:
     for none in ([], [1.0, math.nan], [math.inf]):
         with pytest.raises(ValueError, match="mean of"):
             estimate(none)
-
-
-def test_intervals_contain_the_true_mean_at_the_stated_rate() -> None:
-    stream = Stream(3, "intervals")
-    held = 0
-    for trial in range(2000):
-        runs = estimate([stream.factor(5 * trial + number, cv=0.1) for number in range(5)])
-        held += runs.low <= 1.0 <= runs.high
-    assert held / 2000 == pytest.approx(0.95, abs=0.015)
 
 
 def test_difference_is_computed_seed_by_seed() -> None:
@@ -131,19 +116,6 @@ def test_repeated_end_counts_once_and_failure_does_not_count() -> None:
     assert (measured.devices.highest, measured.held_s, measured.ended_at) == (2.0, 4.0, 10.0)
 
 
-def test_evicted_call_starts_again_and_its_wait_counts_once() -> None:
-    log = EventLog()
-    log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
-    log.note(1.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
-    log.note(6.0, Happened.CALL_BEGAN, call=0, library=2, pilot=1, value=5.0)
-    log.note(6.5, Happened.LIBRARY_ENDED, library=1, pilot=0)
-    log.note(8.0, Happened.CALL_ENDED, call=0, library=2, pilot=1, value=5.0)
-    measured = measure(log)
-    assert (measured.items, measured.waits_s.tolist(), measured.turnarounds_s.tolist()) == (5.0, [1.0], [8.0])
-    assert (measured.useful_s, measured.lost_s) == (2.0, 0.0)
-    assert measured.queue.values.tolist() == [1.0, 0.0]
-
-
 def test_members_of_a_gang_are_one_call_on_all_their_devices() -> None:
     log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0, value=8.0)
@@ -183,22 +155,7 @@ def test_deadlines_are_met_missed_or_open() -> None:
     assert measure(EventLog()).violations is None
 
 
-def test_empty_log_has_no_measures() -> None:
-    measured = measure(EventLog())
-    assert (measured.calls, measured.makespan_s) == (0, 0.0)
-    assert make_run_curves(measured).waits_s == ()
-
-
-def test_step_functions_have_values_and_areas() -> None:
-    steps = Steps([(1.0, 2.0), (3.0, 5.0), (3.0, 4.0), (6.0, 0.0)])
-    assert [steps.value(at_s) for at_s in (0.5, 1.0, 2.9, 3.0, 7.0)] == [0.0, 2.0, 2.0, 4.0, 0.0]
-    assert steps.integral(until_s=10.0) == 2 * 2.0 + 3 * 4.0
-    assert steps.integral(from_s=2.0, until_s=4.0) == 2.0 + 4.0
-    assert steps.integral(from_s=4.0, until_s=4.0) == 0.0
-    assert Steps().integral(until_s=3.0) == 0.0
-
-
-def test_figures_equal_those_of_the_rows() -> None:
+def test_token_figures_are_computed_from_the_log() -> None:
     log = EventLog()
     for call, (first, late) in enumerate([(0.1, -0.4), (0.2, 0.0), (0.9, 0.4)]):
         log.note(1.0, Happened.TOKEN_FIRST, call=call, value=first)
@@ -206,26 +163,6 @@ def test_figures_equal_those_of_the_rows() -> None:
     log.note(2.0, Happened.TOKEN_LATE, call=3, value=float("inf"))  # infinity: the call failed
     found = token_figures(log)
     assert (found.objectives, found.met, found.met_objective_share, found.ttft_p50_s) == (4, 2, 0.5, 0.2)
-
-
-def test_world_without_engines_has_no_token_figures() -> None:
-    assert token_figures(simulate(world(source(1), model()), calls(3))[0].log) is None
-
-
-def test_counted_calls_have_nearly_the_same_figures() -> None:
-    arrivals = requests(80, every_s=0.25)
-    found: list[TokenFigures] = []
-    for counted in (False, True):
-        run = Simulation(one_world(served()), arrivals, default_policies(), counted=counted)
-        run.run()
-        figures = token_figures(run.log)
-        assert figures is not None
-        found.append(figures)
-    each, classes = found
-    assert 0 < each.met < each.objectives == 80
-    assert (classes.met, classes.objectives) == (each.met, each.objectives)
-    assert classes.ttft_p99_s == pytest.approx(each.ttft_p99_s, rel=0.02)
-    assert classes.tpot_p50_s == pytest.approx(each.tpot_p50_s, rel=0.02)
 
 
 FRAMES = Delays(message_s=Duration(0.0005), frame_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
@@ -237,7 +174,7 @@ def run(place: World, arrivals: list[Arrival], *, counted: bool) -> tuple[Simula
     return simulation, outcome, measure(simulation.log, until_s=outcome.ended_at)
 
 
-def test_counts_agree_with_the_rows() -> None:
+def test_counted_log_gives_the_measures_of_the_full_log() -> None:
     losing = world(source([(0.0, 3), (40.5, 1), (80.0, 2)]), model(item_cv=0.5, load_cv=0.2))
     arrivals = calls(300, every_s=0.1)
     rows, outcome, each = run(losing, arrivals, counted=False)
@@ -257,27 +194,6 @@ def test_counts_agree_with_the_rows() -> None:
     assert len(sums.log) < len(rows.log)
 
 
-def test_counts_equal_rows_for_gangs_and_several_devices() -> None:
-    talks = replace(NOW, progress_s=Duration(2.0))
-    pool = source([(0.0, 3), (40.5, 1), (80.0, 3)], devices=4, init_blocks=3, min_blocks=3)
-    losing = world(pool, model(item_cv=0.5, load_cv=0.2, devices=2), delays=talks)
-    arrivals = [Arrival(0.0, "llm", items=20 + number, gang=(2, 4), items_done=20) for number in range(20)]
-    _, outcome, each = run(losing, arrivals, counted=False)
-    _, _, counted = run(losing, arrivals, counted=True)
-    assert outcome.lost_pilots
-    assert each.lost_s
-    assert each.items == 20 * 20
-    for name in ("ended_at", "calls", "unfinished", "items", "useful_s", "lost_s", "loading_s"):
-        assert getattr(counted, name) == pytest.approx(getattr(each, name)), name
-
-
-def test_calls_that_were_cut_off_count_as_unfinished() -> None:
-    simulation = Simulation(world(source(1), model()), calls(100), default_policies(), counted=True)
-    outcome = simulation.run(until_s=60.5)
-    measured = measure(simulation.log, until_s=outcome.ended_at)
-    assert (measured.calls, measured.items, measured.unfinished) == (100, 50, 50)
-
-
 def test_frames_save_the_manager_events_and_change_nothing_else() -> None:
     arrivals = [Arrival(20.0 + n * 0.0005, "llm") for n in range(4000)]
     quick = model(load_s=1.0, item_s=0.004)
@@ -286,10 +202,3 @@ def test_frames_save_the_manager_events_and_change_nothing_else() -> None:
     assert together.calls == alone.calls == 4000
     assert together.core_events < alone.core_events / 3
     assert measured.turnarounds_s[0] >= 0.004 + 0.01  # a result waits for others that share its frame
-
-
-def test_counted_log_is_written_and_read(tmp_path: Path) -> None:
-    simulation, _, measured = run(world(source(2), model()), calls(50), counted=True)
-    write_log(tmp_path / "log.parquet", simulation.log, {"seed": 3})
-    again = measure(read_log(tmp_path / "log.parquet")[0])
-    assert (again.calls, again.items, list(again.waits_s)) == (measured.calls, measured.items, list(measured.waits_s))

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import os
-import pickle
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -17,17 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from sim.worlds import NOW, calls, model, simulate, source, world
+from sim.worlds import NOW, model, simulate, source, world
 from study.small_runs import small_run
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.log import EventLog
 from stoker.manager.study.log_files import events_of, read_log, write_log, write_timeline
-from stoker.manager.study.measures import Steps, measure
-from stoker.manager.study.plots import SHARES, Curves, make_run_curves, thin_curve, write_plots
+from stoker.manager.study.measures import measure
+from stoker.manager.study.plots import Curves, make_run_curves, write_plots
 from stoker.site import Duration
-from stoker.whole_files import draft_of
 
 FACTS = {"scenario": "small", "policy": "default", "seed": 7, "complete": True}
 
@@ -49,15 +47,6 @@ def test_log_reads_back_as_it_was_written(tmp_path: Path) -> None:
     write_log(path, EventLog(), {})
     assert (len(read_log(path)[0]), read_log(path)[1]) == (0, {})
     assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]
-
-
-def test_standard_parquet_reader_reads_the_log(tmp_path: Path) -> None:
-    write_log(tmp_path / "log.parquet", small_run(), FACTS)
-    table = pq.read_table(tmp_path / "log.parquet")
-    assert table.column_names == ["at_s", "what", "call", "library", "pilot", "block", "value"]
-    rows = table.to_pylist()
-    assert sum(row["value"] for row in rows if row["what"] == "call_ended") == 100
-    assert {row["call"] for row in rows if row["what"] == "pilot_came"} == {-1}
 
 
 def test_repeated_run_gives_equal_bytes_in_another_process(tmp_path: Path) -> None:
@@ -82,40 +71,7 @@ def test_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
         read_log(tmp_path / "other.parquet")
 
 
-def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "kept.json"
-    path.write_text("before")
-
-    def stopped() -> None:
-        with draft_of(path) as draft:
-            draft.write_text("half")
-            raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError, match="stopped"):
-        stopped()
-    assert (path.read_text(), [file.name for file in tmp_path.iterdir()]) == ("before", ["kept.json"])
-
-
 # ---- plots
-
-
-def test_curves_are_thinned_to_the_resolution_of_a_picture() -> None:
-    long = Steps((float(number), float(number * number)) for number in range(50_000))
-    thin = thin_curve(long, points=500)
-    assert len(thin.at_s) == 500
-    assert (thin.at_s[0], thin.at_s[-1], thin.values[-1]) == (0.0, 49_999.0, 49_999.0**2)
-    assert all(thin.values[place] == long.value(thin.at_s[place]) for place in range(500))
-    short = Steps([(0.0, 1.0)])
-    assert thin_curve(short) is short
-
-
-def test_curves_keep_the_quantiles_of_times() -> None:
-    # worker processes send curves as pickles
-    curves: Curves = pickle.loads(pickle.dumps(make_run_curves(measure(small_run()))))
-    assert curves.completed.values[-1] == 100.0
-    assert len(curves.waits_s) == len(SHARES)
-    assert all(before <= after for before, after in pairwise(curves.turnarounds_s))
-    assert curves.waits_s[0] == pytest.approx(10.0)
 
 
 @pytest.fixture(scope="module")
@@ -154,17 +110,6 @@ def test_equal_runs_give_equal_plots_under_any_user_settings(
         again = write_plots(tmp_path, runs, title="A pool that shrinks")
         assert matplotlib.rcParams["lines.linewidth"] == 9.0
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in drawn]
-
-
-def test_missing_matplotlib_error_names_the_package_to_install(
-    tmp_path: Path, runs: dict[str, list[Curves]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(StokerError, match=r"stoker\[study\]"):
-        write_plots(tmp_path, runs, title="t")
-    with pytest.raises(ValueError, match="no runs"):
-        write_plots(tmp_path, {"default": []}, title="t")
-    assert list(tmp_path.iterdir()) == []
 
 
 def slices_by_row(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
@@ -215,28 +160,6 @@ def test_many_calls_are_drawn_together() -> None:
     assert len(together) < len(alone)
     for slices in slices_by_row(together).values():
         assert all(ended <= began for (_, ended, _), (began, _, _) in pairwise(slices))
-
-
-def test_unfinished_calls_are_drawn_until_the_end_of_a_run() -> None:
-    run, _ = simulate(world(source(1), model(item_s=30.0)), calls(9), until_s=60.0)
-    events = timeline(run.log)
-    assert {"call 1", "connected", "running"} <= {event["name"] for event in events}
-    assert not any(event["name"].endswith("lost") for event in events)
-
-
-def test_evicted_call_frees_its_row() -> None:
-    log = EventLog()
-    log.note(0.0, Happened.LIBRARY_STARTED, library=1, pilot=0)
-    log.note(0.0, Happened.LIBRARY_STARTED, library=2, pilot=1)
-    log.note(1.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=1.0)
-    log.note(6.0, Happened.CALL_BEGAN, call=0, library=2, pilot=1, value=1.0)
-    log.note(7.0, Happened.CALL_BEGAN, call=5, library=1, pilot=0, value=1.0)
-    log.note(8.0, Happened.CALL_ENDED, call=0, library=2, pilot=1, value=1.0)
-    log.note(9.0, Happened.CALL_ENDED, call=5, library=1, pilot=0, value=1.0)
-    rows = slices_by_row(timeline(log))
-    assert [name for slices in rows.values() for _, _, name in slices if "call" in name] == [
-        "call 0, evicted", "call 5", "call 0"
-    ]  # fmt: skip
 
 
 def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:

@@ -90,13 +90,6 @@ def test_test_deaf_to_signals_ends_its_worker_and_another_continues(suite):
     assert "time.sleep(600)" in ran.stderr or "test_that_no_signal_reaches" in ran.stderr
 
 
-@pytest.mark.long
-def test_slow_test_may_take_longer(suite):
-    slow = HANGS.replace("def test_that_hangs", "@pytest.mark.slow\ndef test_that_hangs").replace("600", "4")
-    ran = run(suite, slow, LIMIT)
-    assert "2 passed" in ran.stdout, ran.stdout
-
-
 def test_signals_ignored_under_nohup_are_not_inherited_by_programs(suite):
     ignored = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
     ran = run(suite, IGNORES, before=ignored)

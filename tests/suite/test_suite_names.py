@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("manager", "pilot", "contexts", "apps", "src/stoker")
 
@@ -108,27 +106,3 @@ def test_function_name_states_its_effect_or_its_answer():
 
 def test_test_names_are_short():
     assert long_test_names(ROOT) == [], f"state the behaviour in at most {LONGEST} characters"
-
-
-def test_long_test_name_is_found(tmp_path: Path):
-    (tmp_path / "tests").mkdir()
-    name = "a" * LONGEST
-    text = f"def test_{name}(): ...\nclass A:\n    async def test_{name}b(self): ...\n"
-    (tmp_path / "tests" / "test_a.py").write_text(text)
-    assert long_test_names(tmp_path) == [f"tests/test_a.py:3 test_{name}b"]
-
-
-@pytest.mark.parametrize("where", ["manager/a.py", "src/stoker/deep/a.py"])
-def test_bad_names_are_found(tmp_path: Path, where: str):
-    for path, text in {
-        where: "class Row: ...\nclass Ack: ...\n",
-        "pilot/b.py": "class Outer:\n    class Row: ...\n    def look(self): ...\nclass Alone: ...\n",
-        "src/stoker/protocol/to_pilot.py": "class Ack: ...\n",
-        "tests/c.py": "class Alone: ...\ndef look(): ...\n",
-    }.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    assert homonyms(tmp_path) == {"Row": {where, "pilot/b.py"}, "Ack": {where, "src/stoker/protocol/to_pilot.py"}}, (
-        "an allowed name does not allow a third file"
-    )
-    assert vague(tmp_path) == ["pilot/b.py:3 look"]
