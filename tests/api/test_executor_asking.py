@@ -225,15 +225,6 @@ def test_function_is_sent_again_if_a_used_value_changed(before, after):
     assert second != first
 
 
-def test_unchanged_mutable_value_keeps_the_functions_bytes():
-    names = _in_a_namespace("rows = [1]\nclass C: rate = 1\ndef use():\n    return rows, C\n")
-    cache, use = FunctionCache(), names["use"]
-    first = cache.blob(use, takes_context=False)
-    other = cache.blob(use, takes_context=True)
-    assert cache.blob(use, takes_context=False) is first
-    assert cache.blob(use, takes_context=True) is other
-
-
 def test_changed_function_bytes_are_reported_for_each_call_style():
     replaced = []
     cache = FunctionCache(on_replaced=lambda old, new: replaced.append((old, new)))
@@ -373,18 +364,6 @@ def test_memoization_includes_the_context_and_not_the_priority():
     one = AppWants(parse_call_specification({"context": recipe, "priority": 1}))
     two = AppWants(parse_call_specification({"context": recipe, "priority": 2}))
     assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppWants(parse_call_specification({})))
-
-
-def test_calls_of_one_specification_share_a_job():
-    preparer = Preparer()
-    prepared = preparer.function(double)
-    plain = preparer.wants({})
-    here = CallPlace("/a")
-    assert prepared.submission(double, plain, place=here) is prepared.submission(double, plain, place=here)
-    assert prepared.submission(double, plain, place=CallPlace("/b")).options.folder == "/b"
-    assert prepared.submission(double, plain, place=here).recipe is BARE
-    late = preparer.wants({"deadline_s": 10})
-    assert prepared.submission(double, late) is not prepared.submission(double, late)
 
 
 # ---- ends

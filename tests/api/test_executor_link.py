@@ -64,16 +64,6 @@ def test_definitions_are_sent_once_before_calls_that_need_them(link, router):
     assert sent.count(to_manager.DefineFunction) == sent.count(to_manager.DefineRecipe) == 1
 
 
-def test_bulk_calls_of_one_job_are_sent_as_one_submit(link, router):
-    a, b = submission("a"), submission("b")
-    sink = CallFuture(link)
-    link.submit_many(a, [b"1"] * 100, sink)
-    router.calls(100)
-    link.submit_many(b, [b"2"] * 10, sink)
-    router.calls(110)
-    assert [(s.function, len(s.calls)) for s in router.all(to_manager.Submit)] == [("a", 100), ("b", 10)]
-
-
 def test_call_ids_carry_the_client_number(router, unwelcomed):
     router.welcome(number=3)
     unwelcomed.wait_joined(PATIENCE_S)
@@ -181,17 +171,6 @@ def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])
         link.tell(to_manager.WantPilots({}))
         assert future.result(PATIENCE_S) == turn
-
-
-def test_callback_may_submit_a_call(link, router, until):
-    second: list[CallFuture] = []
-    first = submit(link, submission())
-    first.add_done_callback(lambda _: second.append(submit(link, submission())))
-    router.answer([done(router.calls(1)[0].call)])
-    first.result(PATIENCE_S)
-    router.answer([done(router.calls(2)[1].call, "chained")])
-    # the callback sends its own call before it returns
-    assert until(lambda: second)[0].result(PATIENCE_S) == "chained"
 
 
 def test_end_of_the_session_fails_pending_and_later_calls(link, router):
@@ -303,18 +282,6 @@ def test_unknown_frame_changes_nothing(link, router):
     router.socket.send_multipart([router._peer, b""])
     router.answer([done(call, "still here")])
     assert future.result(PATIENCE_S) == "still here"
-
-
-def test_finished_future_leaves_nothing_in_the_link(link, router, until):
-    future = submit(link, submission())
-    kept = weakref.ref(future)
-    router.answer([CallEnd(router.calls(1)[0].call, False, b"", 0.0, Failure(FailureKind.CANCELLED, "why"))])
-    with pytest.raises(CallCancelledError):
-        future.result(PATIENCE_S)
-    del future
-    router.answer([done(submit(link, submission()).call)])
-    router.calls(2)
-    until(lambda: gc.collect() >= 0 and kept() is None)  # the thread of the link may still reference the first call
 
 
 def test_forked_child_keeps_the_argument_files_of_its_parent(link, router):

@@ -75,14 +75,6 @@ def test_tasks_of_many_streams_are_woken_together() -> None:
     assert found[1:] == ["one", "one"]
 
 
-def test_repeated_pieces_and_pieces_after_a_gap_are_not_accepted() -> None:
-    inbox = make()
-    inbox.add(pieces(0, 1))
-    inbox.add(pieces(5, 6))
-    inbox.add(pieces(0, 1, 2))
-    assert read(inbox, 0, 9) == [b"0", b"1", b"2"]
-
-
 def test_acknowledgements_are_batched_unless_the_call_waits() -> None:
     inbox = make()
     assert inbox.add(pieces(*range(ACK_PIECES - 1))) is None

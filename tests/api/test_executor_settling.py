@@ -136,25 +136,6 @@ def test_only_builtin_types_are_unpickled_at_once(value):
     assert can_unpickle_without_user_code(CallEnd(CallId(1), False, b"", 0.0, Failure(FailureKind.CANCELLED, "why")))
 
 
-def test_threads_are_started_only_for_waiting_work(monkeypatch):
-    begun: list[WorkerThreads] = []
-    monkeypatch.setattr(WorkerThreads, "_begin", lambda self: begun.append(self))
-    monkeypatch.setattr(WorkerThreads, "_watch", lambda self: None)
-    here = WorkerThreads("results")
-    here.start_thread_if_behind(0.0)
-    assert not begun
-    here.add(lambda: None)
-    here.add(lambda: None)
-    assert len(begun) == 1
-    at = here._taken_at
-    here.start_thread_if_behind(at + 0.01)
-    assert len(begun) == 1
-    for turn in range(100):
-        here.start_thread_if_behind(at + 2 * (turn + 1) * settling_module.STUCK_S + 0.001)
-        here.start_thread_if_behind(at + 2 * (turn + 1) * settling_module.STUCK_S + 0.002)
-    assert len(begun) == 101
-
-
 @pytest.fixture
 def no_threads(monkeypatch):
     """Make settling threads fail to start, like at a process limit."""
@@ -175,21 +156,6 @@ def test_results_are_delivered_if_no_thread_can_be_started(link, router, no_thre
     assert [first.result(PATIENCE_S), second.result(PATIENCE_S)] == [range(1), range(2)]
     router.answer([ended(third, range(3))])
     assert third.result(PATIENCE_S) == range(3)
-
-
-def test_work_is_left_to_an_existing_thread(no_threads, until):
-    here, gate = WorkerThreads("results"), threading.Event()
-    done: list[int] = []
-    here.add(lambda: gate.wait(30))
-    until(here._work.empty)
-    no_threads()
-    here.add(lambda: done.append(1))
-    here.start_thread_if_behind(here._taken_at + 1.0)
-    assert not done
-    gate.set()
-    until(lambda: done)
-    here.close(limit_s=1.0)
-    until(lambda: not here._threads)
 
 
 def test_thread_count_grows_again_after_failed_thread_starts(no_threads, monkeypatch, gate, until):

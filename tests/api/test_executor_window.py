@@ -170,15 +170,6 @@ def test_waiting_loop_may_have_more_calls_in_flight():
     assert calls.fill() == 2
 
 
-def test_one_call_is_always_allowed_with_nothing_in_flight():
-    calls = Calls(5, most_bytes=10)
-    for _ in range(4):
-        assert calls.fill() == 1
-        calls.end(1, size_bytes=1_000)
-        assert calls.fill() == 0
-        calls.take()
-
-
 def test_calls_are_sent_in_groups_while_other_calls_are_in_flight():
     calls = Calls(2_000)
     calls.fill()

@@ -22,18 +22,6 @@ import stoker
 from stoker.manager.executor import progress
 
 
-def start(folder: Path, text: str) -> subprocess.Popen[str]:
-    (folder / "program.py").write_text(textwrap.dedent(text))
-    return subprocess.Popen(
-        [sys.executable, "-u", str(folder / "program.py")],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def left_behind(folder: Path) -> list[str]:
     found = []
     for process in psutil.process_iter():
@@ -115,30 +103,6 @@ def test_program_that_fails_in_its_with_block_raises_its_own_error(run_program):
     )
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: my own mistake")
-
-
-@pytest.mark.long
-def test_ctrl_c_stops_cleanly_and_reports_what_is_kept(tmp_path):
-    program = start(
-        tmp_path,
-        """
-        import stoker, time
-        def slowly(n):
-            time.sleep(0.02 if n < 4 else 60)
-            return n
-        with stoker.load():
-            for value in stoker.map(slowly, range(100)):
-                print(value)
-                if value == 3:
-                    time.sleep(60)
-        """,
-    )
-    assert [program.stdout.readline() for _ in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
-    time.sleep(0.2)
-    os.killpg(program.pid, signal.SIGINT)  # signal the whole process group, like a terminal
-    _, said = program.communicate(timeout=PATIENCE_S)
-    assert said.count("stoker.map stopped: 4 of 100 results were taken") == 1
-    assert "KeyboardInterrupt" in said
 
 
 @pytest.mark.long

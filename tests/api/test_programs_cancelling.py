@@ -119,17 +119,6 @@ def test_executor_futures_report_cancellation_to_waiters(session):
     assert not wait(futures, timeout=PATIENCE_S).not_done
 
 
-def test_closed_stream_cancels_the_calls_that_it_sent(session, tmp_path):
-    def mark(number):
-        (tmp_path / str(number)).touch()
-        time.sleep(0.2)
-
-    with stoker.map(mark, range(200)) as results:
-        next(results)
-    until(lambda: left(session) == 0, why="nothing is left")
-    assert len(list(tmp_path.iterdir())) < 200
-
-
 def test_final_failure_is_not_retried(session, tmp_path):
     @stoker.app()
     def dies(path):
@@ -257,13 +246,6 @@ def test_calls_use_a_network_while_it_is_trained_in_place(session):
         ((net(torch.ones(1, 1)) - 5) ** 2).sum().backward()
         optimizer.step()
         assert predict().result(PATIENCE_S) == net.weight.item()
-
-
-def test_a_call_is_submitted_when_the_app_returns_its_future(session):
-    future = nap(0.0)
-    assert future.task_record["exec_fu"] is not None
-    after = nap(0.0, after=future)
-    assert (future.result(PATIENCE_S), after.result(PATIENCE_S)) == (0.0, 0.0)
 
 
 def test_interrupted_submission_leaves_no_task(session, monkeypatch):

@@ -222,16 +222,6 @@ def test_task_cancelled_while_taking_an_item_cancels_calls(session, is_awaited):
     asyncio.run(run())
 
 
-def test_batches_of_a_slow_input_are_delivered(session):
-    def items():
-        for number in range(10):
-            time.sleep(SLOW_S)
-            yield number
-
-    assert list(stoker.map(sum, items(), batch_size=3)) == [3, 12, 21, 9]
-    assert_no_reader()
-
-
 class Indexed:
     """A sequence with only `__getitem__`, like data sets of PyTorch."""
 

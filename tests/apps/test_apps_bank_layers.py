@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker.errors import StokerError
+from stoker.tuning.bank.build import evaluation_samples
 from stoker.tuning.bank.candidates import Candidate, key_of
 from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, build, cosine_distances
 from stoker.tuning.bank.lookup import default_score_limit, look_up, score_all_candidates, two_layers
@@ -146,12 +147,6 @@ def test_lookup_searches_the_second_best_cluster():
     assert look_up(layers, score, limit=150).loss == 0.5
 
 
-def test_short_list_is_in_order():
-    found = look_up(bank(40), lambda texts: [float(text.split()[1]) for text in texts], limit=40)
-    best = found.best(5)
-    assert best == [key_of(f"prompt {number}") for number in range(5)]
-
-
 @pytest.mark.parametrize(
     ("losses", "says"), [(lambda texts: [1.0], "returned 1 losses"), (lambda texts: [math.nan] * len(texts), "none of")]
 )
@@ -183,12 +178,6 @@ def test_cluster_of_one_can_grow_in_a_full_bank():
     assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_index(alone), removed=key_of("one more"))
 
 
-def test_full_bank_of_representatives_refuses_prompts():
-    layers = bank(5, k=9, capacity=5)
-    assert insert(layers, "sixth", features(5)[0]).did is InsertionOutcome.REFUSED
-    assert len(layers) == 5
-
-
 def test_newer_record_of_a_text_stays():
     layers = bank(10)
     tuned = Candidate(text="  prompt 3\n", task="sentiment", metric="accuracy", value=0.9)
@@ -197,14 +186,6 @@ def test_newer_record_of_a_text_stays():
     assert insertion.did is InsertionOutcome.UPDATED
     assert len(layers) == 10
     assert layers.candidates[tuned.key].value == 0.9
-
-
-def test_candidates_beyond_capacity_leave_the_largest_cluster():
-    whole, trimmed = bank(100, k=5), bank(100, k=5, capacity=80)
-    validate(trimmed)
-    assert len(trimmed) == 80
-    assert [members[0] for members in trimmed.clusters] == [members[0] for members in whole.clusters]
-    assert max(map(len, trimmed.clusters)) < max(map(len, whole.clusters))
 
 
 def test_features_that_are_no_numbers_are_refused():
@@ -220,3 +201,12 @@ def test_features_that_are_all_the_same_make_a_bank():
     layers = build([Candidate(text=str(number)) for number in range(9)], np.ones((9, WIDTH), dtype=np.float32), k=3)
     validate(layers)
     assert insert(layers, "another", np.ones(WIDTH, dtype=np.float32)).did is InsertionOutcome.ADDED
+
+
+def test_evaluation_samples_are_a_few_and_the_same():
+    samples = [(str(number), "x") for number in range(100)]
+    some = evaluation_samples(samples)
+    assert len(some) == len(set(some)) == 16
+    assert some == evaluation_samples(samples) == sorted(some, key=lambda one: int(one[0]))
+    assert some != evaluation_samples(samples, seed=1)
+    assert evaluation_samples(samples[:3]) == samples[:3]

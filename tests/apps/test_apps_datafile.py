@@ -51,16 +51,13 @@ def test_parquet_with_lists_of_evidence_is_read(tmp_path):
         ("a.jsonl", '{"claim": "A.", "label": "SUPPORTS"}\n{"claim": "B."', ["line 2", "is not JSON"]),
         ("a.jsonl", '{"claim": "A."}\n', ["line 1", "label is missing", "the row has claim"]),
         ("a.jsonl", '{"claim": " ", "label": "SUPPORTS"}\n', ["line 1", "claim must be text, and is empty"]),
-        ("a.jsonl", '{"claim": 4, "label": "SUPPORTS"}\n', ["line 1", "claim must be text, and is 4"]),
         ("a.jsonl", '{"claim": "A.", "label": "MAYBE"}\n', ["line 1", "label is 'MAYBE'", "NOT ENOUGH INFO"]),
         ("a.jsonl", '{"claim": "A.", "label": "true", "id": [1]}\n', ["line 1", "id must be a number or text"]),
         ("a.jsonl", JSONL + JSONL, ["line 4", "id 7", "line 1"]),
         ("a.jsonl", "[1]\n", ["line 1", "is list, must be an object"]),
         ("a.jsonl", "", ["has no claims"]),
-        ("a.jsonl", b'{"claim": "\xff", "label": "SUPPORTS"}\n', ["is not UTF-8"]),
         ("a.csv", "claim,label\nA, b.,SUPPORTS\n", ["line 2", "has 3 cells, the header has 2"]),
         ("a.csv", 'claim,label\n"A.,SUPPORTS\n', ["line 2"]),
-        ("a.csv", "claim,label\n", ["has no claims"]),
         ("a.parquet", "PAR1 nothing", ["cannot be read as Parquet"]),
         ("a.txt", "A.", ["cannot tell its format", ".jsonl"]),
     ],
@@ -96,14 +93,6 @@ def test_sample_keeps_each_labels_share_and_the_order():
     assert [int(one.id) for one in drawn] == sorted(int(one.id) for one in drawn)
     assert drawn == sample_claims(claims, limit=21, seed=3) != sample_claims(claims, limit=21, seed=4)
     assert sample_claims(claims, limit=None, seed=3) == claims == sample_claims(claims, limit=1000, seed=3)
-
-
-def test_digests_follow_the_content(tmp_path):
-    one, other = put(tmp_path, "a.jsonl", JSONL), put(tmp_path, "b.jsonl", JSONL.replace("A.", "Z."))
-    assert digest_file(one) != digest_file(other)
-    assert digest_claims(read_claims(one)) != digest_claims(read_claims(other))
-    again = put(tmp_path, "c.jsonl", "\n\n" + JSONL)
-    assert digest_claims(read_claims(one)) == digest_claims(read_claims(again))
 
 
 ROWS = [{"id": n, "claim": f"Claim {n} über {n * n}."} for n in range(2000)]

@@ -107,13 +107,6 @@ def test_folders_without_a_data_set_are_refused(tmp_path, state, says):
         list(read_rows(tmp_path))
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
-    write_file(tmp_path / "a.arrow", table)
-    with pytest.raises(ConfigError, match="its schema: two columns are called a"):
-        list(read_rows(tmp_path / "a.arrow"))
-
-
 def test_lines_come_as_bytes_with_their_numbers(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf{}\r\n\n  \n\xff\n{")
     assert [(line.number, line.data) for line in read_lines(tmp_path / "a.jsonl")] == [

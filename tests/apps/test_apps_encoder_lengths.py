@@ -19,14 +19,6 @@ from stoker.contexts import EncoderProfile, lengths_that_pay
 from stoker.contexts.length_profiles import LengthTime
 from stoker.errors import ConfigError
 
-STOKER = [sys.executable, "-m", "stoker.manager.cli.main", "run", "encoder_lengths"]
-LIMIT_S = 150
-needs_torch = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
-    reason="needs torch and transformers",
-)
-
-
 def profile(*seconds: float, **more: Any) -> EncoderProfile:
     given: dict[str, Any] = {
         "name": "", "dtype": "auto", "computed_dtype": "float32", "compiled": "auto", "is_compiled": True,
@@ -120,43 +112,14 @@ def test_model_is_asked_for_what_the_command_was_told() -> None:
     assert found == {"step": 32, "dtype": "float16", "compiled": True}
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@needs_torch
-def test_encoder_is_measured_and_its_family_finds_the_profile(tmp_path: Path) -> None:
-    write_tiny_encoder(tmp_path / "tiny")
-    (tmp_path / "texts.csv").write_text("said\n" + "water boils\n" * 30 + "paris " * 30 + "\n")
-    environment = {**os.environ, "STOKER_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [*STOKER, "--model", "tiny", "--step", "8", "--texts", "texts.csv", "--text", "said", "--json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert [each["tokens"] for each in found["profile"]["lengths"]] == [8, 16, 24, 32, 40]
-    assert all(each["seconds"] > 0 for each in found["profile"]["lengths"])
-    assert (found["texts"], found["profile"]["is_compiled"]) == (31, False)
-    assert found["lengths"][-1] == 40
-    assert Path(found["kept"]).parent == tmp_path / "home" / "encoder-lengths"
-    program = "from stoker import encoder_family; print(encoder_family('tiny').lengths[-1])"
-    family = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        env=environment,
-    )  # fmt: skip
-    assert family.stdout == "40\n", family.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "encoder_lengths needs an encoder: --model PATH"),
         (["--model", "./nowhere"], "there is no model at ./nowhere"),
         (["--model", "tiny", "--text", "said"], "--text names a column of --texts FILE, which is missing"),
-        (["--model", "tiny", "--texts", "none.csv"], "none.csv: no such file"),
         (["--model", "tiny", "--texts", "t.jsonl", "--text", "n"], "n must be text, and is 1; name another column"),
         (["--model", "tiny", "--texts", "t.jsonl"], "the tokenizer of tiny cannot be read"),
-        (["--model", "tiny", "--site", "none.toml"], "none.toml"),
-        (["--model", "tiny", "--step", "0"], "0 is not a whole number"),
     ],
 )
 def test_unusable_input_is_named_in_a_sentence(

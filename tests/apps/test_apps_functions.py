@@ -27,12 +27,6 @@ def model(tmp_path):
     return tmp_path
 
 
-def test_each_application_has_functions_under_app():
-    for function in (batch.answer, facts.verify, sweep.generate, tuning.tune_prompt, tuning.build_bank):
-        assert isinstance(function, StokerApp)
-        assert function.__doc__
-
-
 def test_equal_loaders_make_one_context_of_one_model(model):
     """Applications and programs with `causal_lm` share one hot model. Loaders for written texts request as many slots
     as the engine serves; loaders that score or tune run one call at a time.
@@ -63,23 +57,6 @@ def test_loader_that_takes_no_dtype_is_refused_by_name(model):
 
     with pytest.raises(RecipeError, match="narrow"):
         model_recipe(narrow, model)
-
-
-def test_options_of_an_app_are_changed_in_a_copy(model):
-    @stoker.app(timeout="5 min", priority=3)
-    def ask(context, question):
-        return context, question
-
-    recipe = stoker.causal_lm(model)
-    there = ask.with_options(context=recipe, gang=(1, 2))
-    assert repr(ask) == "<app ask: no context, timeout 5 min, priority 3>"
-    assert repr(there) == f"<app ask: context {recipe.name}, timeout 5 min, priority 3>"
-    assert there.specification.wants.options.gang == (1, 2)
-    assert there.function is ask.function
-    again = there.with_options(priority=0)
-    assert repr(again) == f"<app ask: context {recipe.name}, timeout 5 min>"
-    with pytest.raises(ConfigError, match="has no option contxt; did you mean context"):
-        ask.with_options(contxt=recipe)
 
 
 def test_pickled_app_keeps_its_options(model):

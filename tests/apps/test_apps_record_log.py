@@ -65,15 +65,3 @@ def test_full_disk_leaves_no_torn_record(tmp_path):
         assert log.append([record(2)]) == 1
     with RecordLog(path, key=KEY) as log:
         assert list(log) == [record(1), record(2)]
-
-
-def test_killed_writer_leaves_what_it_wrote(tmp_path):
-    path = tmp_path / "log"
-    child = os.fork()
-    if child == 0:
-        log = RecordLog(path, key=KEY)
-        log.append(record(number) for number in range(100))
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    with RecordLog(path, key=KEY) as log:
-        assert len(log) == 100

@@ -87,15 +87,11 @@ def test_calls_are_found_in_each_format(format, text, said, calls):
     [
         ("hermes", "a < b, <tool_call and <tool_call> in words"),
         ("hermes", '<tool_call>{"nothing": 1}</tool_call> so'),
-        ("hermes", "The end is <tool"),
         ("llama3_json", '<|python_tag|>brave_search.call(query="weather")'),
         ("llama3_json", '{"name": "Ana", "age": 3} is a person'),
         ("mistral", "As [1] says, [TOOL"),
         ("mistral", '[TOOL_CALLS]not a name{"a": 1}'),
         ("json", '{"answer": {"name": "add", "arguments": {}}}'),
-        ("json", "[1] and [2]"),
-        ("json", "[]"),
-        ("json", '{"name": "ad'),
         ("json", ""),
     ],
 )

@@ -56,15 +56,6 @@ def test_tallies_of_ranks_add_up_to_that_of_all():
     assert len(whole.numbers()) == 15
 
 
-def test_sums_give_their_values():
-    found = MetricSums(samples=4.0, tokens=10.0, loss=25.0, correct=3.0, rouge=2.0)
-    assert found.value(Metric.ACCURACY) == 0.75
-    assert found.value(Metric.LOSS) == 2.5
-    assert found.value(Metric.ROUGE) == 0.5
-    assert found.value(Metric.BLEU) == 0.0
-    assert all(math.isnan(MetricSums().value(metric)) for metric in Metric)
-
-
 def test_bleu_cuts_words_as_wmt_does():
     assert count_words('He said: "It costs $3.50, no?"') == 12
     assert tally(WANTED, WANTED).value(Metric.BLEU) == pytest.approx(1.0)

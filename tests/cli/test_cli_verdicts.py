@@ -89,9 +89,6 @@ CROWDED = (
         (f"(infrastructure): devices failed it 3 times, on 3 pilots:\n  n1: {CROWDED}", "infrastructure", "memory"),
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (no Stoker process sent"
          " the signal; the system probably ran out of memory), in a call on llm", "user", "memory"),
-        ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV", "user", "crash"),
-        ("(poison): it ended its library 2 times; the last time: lib-2 exited with code 3: code in"
-         " it called exit, in a call", "user", "crash"),
         ("(timeout): the call ran for 5.1 s on n1; its limit is 5 s", "user", "time"),
         ("(timeout): ran 50 s and was cut off by the 60 s walltime, twice; raise [provider] walltime, or save state",
          "user", "walltime"),
@@ -136,8 +133,6 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
         ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "damaged_file"),
         ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", "service"),
         ("ValueError: operands could not be broadcast together with shapes (2,) (3,)", "code"),
-        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x5 and 4x2)", "code"),
-        ("TypeError: verify() missing 1 required positional argument: 'claims'", "code"),
         ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.11 PiB for an array", "memory"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory"),
     ],
@@ -276,7 +271,6 @@ def test_dead_library_has_a_verdict_and_a_serving_library_has_none(folder: Sessi
     ("printed", "ended", "kind", "component"),
     [
         ("env: ‘/opt/python’: No such file or directory", "ended: exit code 127: {}", "framework", "environment"),
-        ("/bin/bash: line 1: module: command not found", "ended: exit code 1: {}", "framework", "environment"),
         ("/usr/bin/python3: No module named stoker", "ended: exit code 1: {}", "framework", "environment"),
         ("stoker-pilot: /home/ana/s is not a session folder that you can read: [Errno 13] Permission denied: 's.json'",
          "ended: exit code 1: {}", "user", "other_user"),
@@ -286,7 +280,6 @@ def test_dead_library_has_a_verdict_and_a_serving_library_has_none(folder: Sessi
          "site"),
         ("", "refused: sbatch: error: invalid partition specified: gpuu", "user", "site"),
         ("", "ended: NODE_FAIL", "infrastructure", "node"),
-        ("", "ended: node failed: n1@vm: Job disconnected too long", "infrastructure", "node"),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26 DUE TO TIME LIMIT ***", "ended: TIME_OUT",
          "infrastructure", "scheduler"),
     ],
