@@ -18,9 +18,9 @@ from parsl.jobs.states import JobState, JobStatus
 import stoker
 from stoker import errors
 from stoker.contexts import payloads
-from stoker.contexts.recipe import BARE, ObjectRef
+from stoker.contexts.recipe import ObjectRef
 from stoker.manager.executor import blocks, executor, failures
-from stoker.manager.executor.options import CallPlace, SpecificationError, parse_call_specification, read_parsl_spec
+from stoker.manager.executor.options import SpecificationError, parse_call_specification, read_parsl_spec
 from stoker.manager.executor.packing import FunctionCache, bare, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
 from stoker.manager.executor.session_files import LargeArguments

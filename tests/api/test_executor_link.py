@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import pickle
 import re
 import threading
 import time
-import weakref
 from typing import Any
 
 import msgspec
@@ -15,7 +13,7 @@ import pytest
 from polling import PATIENCE_S
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.errors import CallCancelledError, ProtocolError, SessionError, StreamDiffersError
+from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.manager.executor import membership
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CallFuture
@@ -24,7 +22,7 @@ from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.executor.stream import StreamEnd
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
+from stoker.protocol.calls import CallEnd, CallForecast, CallOptions
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import re
 import shlex
-import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -16,10 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from faults.world import until
-from polling import PATIENCE_S
 
 import stoker
-from stoker.manager.executor import progress
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -105,32 +99,6 @@ def test_program_that_fails_in_its_with_block_raises_its_own_error(run_program):
     assert done.stderr.rstrip().endswith("RuntimeError: my own mistake")
 
 
-@pytest.mark.long
-def test_context_with_a_long_load_reports_its_progress(tmp_path, monkeypatch, caplog):
-    for limit in ("FIRST_S", "CHECK_S"):
-        monkeypatch.setattr(progress, limit, 0.5)
-
-    @stoker.context
-    def slow(gate):
-        print("reading the first shard", flush=True)
-        while not os.path.exists(gate):
-            time.sleep(0.01)
-        return 5
-
-    def told():
-        return [record.getMessage() for record in caplog.records if "is loading" in record.getMessage()]
-
-    gate = tmp_path / "gate"
-    with stoker.load(run_dir=tmp_path), caplog.at_level(logging.WARNING, logger="stoker"):
-        used = stoker.app(context=slow(str(gate)))(lambda loaded: loaded)()
-        until(lambda: told() and "first shard" in told()[-1])
-        gate.touch()
-        assert used.result(60) == 5
-    assert re.fullmatch(
-        r"context slow-\w{4} is loading \([\d.]+ \w+\); the last line of its log: reading the first shard", told()[-1]
-    )
-
-
 @pytest.mark.parametrize("mode", ["wait", "skip"])
 def test_exit_mode_decides_whether_the_with_block_waits(tmp_path, mode):
     gate = tmp_path / "gate"
@@ -151,20 +119,3 @@ def test_exit_mode_decides_whether_the_with_block_waits(tmp_path, mode):
         assert future.result(60) == "done"
         session.stop()
     assert future.result(0) == "done"
-
-
-@pytest.mark.long
-def test_idle_contexts_are_evicted_for_cache_space(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("site.toml").write_text(
-        f'name = "small"\n[pilot]\ndevices = "cpu:2"\ncache_size = "20 MB"\nscratch = "{tmp_path}/scratch"\n'
-    )
-
-    @stoker.context(files=("path",))
-    def size_of(path):
-        return os.path.getsize(path)
-
-    with stoker.load("site.toml"):
-        for size in range(9_000_000, 9_000_004):
-            Path(f"weights-{size}").write_bytes(os.urandom(size))
-            assert stoker.app(context=size_of(f"weights-{size}"))(lambda context: context)().result(60) == size

@@ -46,11 +46,11 @@ def test_cancelled_running_call_is_stopped_and_not_retried(session, tmp_path):
 
 
 def test_cancelled_queued_calls_never_run(session, tmp_path):
-    marks = [tmp_path / f"begun-{number}" for number in range(40)]
-    futures = [nap(0.5, str(mark)) for mark in marks]
-    assert all(future.cancel() for future in futures[20:])
+    marks = [tmp_path / f"begun-{number}" for number in range(30)]
+    futures = [nap(0.1, str(mark)) for mark in marks]
+    assert all(future.cancel() for future in futures[15:])
     assert not wait(futures, timeout=60).not_done
-    assert [mark.exists() for mark in marks] == [True] * 20 + [False] * 20
+    assert [mark.exists() for mark in marks] == [True] * 15 + [False] * 15
 
 
 def test_cancelled_call_with_a_pending_argument_never_runs(session, tmp_path):
@@ -130,9 +130,9 @@ def test_final_failure_is_not_retried(session, tmp_path):
     def slow():
         time.sleep(0.4)
 
-    late = [slow() for _ in range(40)]
+    late = [slow() for _ in range(12)]
     dropped = [future for future in late if isinstance(future.exception(60), errors.CallDroppedError)]
-    assert len(dropped) >= 20
+    assert len(dropped) >= 4
     assert {future.task_record["try_id"] for future in late} == {0}
     with pytest.raises(errors.PoisonCallError):
         dies(str(tmp_path / "deaths")).result(60)

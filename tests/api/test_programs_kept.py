@@ -22,7 +22,6 @@ from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, SerializationError, StokerError
 from stoker.manager.executor.kept_file import KeptHeader, open_and_lock_kept_file, record
-from stoker.manager.executor.progress import MapProgress
 
 LOAD = {"progress": False}
 
@@ -95,8 +94,7 @@ def test_map_reruns_no_kept_item_after_a_kill(tmp_path):
     assert list(stoker.kept(kept)) == [(each, "result") for each in range(60)]
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize(("ordered", "batch_size"), [(True, None), (False, 3)])
 def test_second_run_computes_only_missing_items(session, tmp_path, kept, ordered, batch_size):
     log = tmp_path / "log"
 
@@ -210,14 +208,6 @@ def test_progress_bar_starts_with_the_kept_results(session, tmp_path, kept, caps
     capsys.readouterr()
     list(stoker.map(work, range(8), keep=kept, progress=True))
     assert "work 8/8" in capsys.readouterr().err.replace("noted.", "")
-    bar = MapProgress("work", 8, lambda _: None, kept=6)
-    assert bar.shown == 6
-    bar.count_kept_items(1)
-    bar(1, 8)
-    assert bar.shown == 6
-    bar(2, 8)
-    assert bar.shown == 7
-    bar.close()
 
 
 # ---- refusals
@@ -375,23 +365,6 @@ def test_full_disk_leaves_only_complete_results(kept):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kept.read_bytes() == before
-
-
-def test_map_on_a_full_disk_raises_a_clear_error(session, kept):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = 40_000_000  # the files of the session are smaller than this limit
-    list(stoker.map(abs, [1], keep=kept))
-    with kept.open("ab") as file:
-        file.truncate(limit - 10)
-        file.seek(limit - 10)
-        file.write(b"\n")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        with pytest.raises(StokerError, match="make room, and run the program again to continue"):
-            list(stoker.map(abs, [1, 2], keep=kept))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(stoker.map(abs, [1, 2], keep=kept)) == [1, 2]
 
 
 def test_result_of_a_removed_class_raises_a_clear_error(kept, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.tuning.bank.layers import Array, cosine_distances, k_medoids, medoid_cost, nearest_medoids
+from stoker.tuning.bank.layers import Array, cosine_distances, k_medoids, medoid_cost
 
 
 def points(count: int, seed: int, *, width: int = 5, copies: int = 0) -> Array:

@@ -1,16 +1,12 @@
 import gzip
-import io
 import json
 import random
 import signal
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
-from stoker.apps.common.calls import Stopped, split_into_batches, stop_on_signals
+from stoker.apps.common.calls import Stopped, stop_on_signals
 from stoker.apps.common.command_line import columns, command
 from stoker.apps.common.runner import Attempt
 from stoker.apps.fact_verification.cli import command as facts
@@ -159,18 +155,6 @@ def test_wait_is_reported_once_a_minute_or_when_it_changes():
     assert [at for at, _ in lines_of(progress, lambda _: hot, 2, first_at=290.0)] == [290.0]
 
 
-def test_after_ten_loads_lines_report_only_lost_pilots():
-    progress = Progress(total=600, done=0, noun="claims", facts=lambda: None)
-
-    def loads(now):
-        return ContextFacts(names=("llm-a",), hot=int(now) + 1, loads=int(now) + 1, load_total_s=1.0, pilots=1)
-
-    assert len(lines_of(progress, loads, 60)) == 9
-    assert lines_of(progress, lambda _: ContextFacts(loads=30, waits_for="no pilot yet"), 10, first_at=30.0) == [
-        (30.0, "waiting for a pilot: no pilot yet")
-    ]
-
-
 def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
     now = 100.0
     monkeypatch.setattr("stoker.console.time.monotonic", lambda: now)
@@ -183,19 +167,6 @@ def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
     progress.advance(1)  # this request ended without an answer
     now = 105.0
     assert progress.numbers() == "22/100   11.0 requests/s   1,250 tokens/s   hot 1/1   left 0:06"
-
-
-def test_progress_is_one_line_on_a_narrow_terminal():
-    facts = ContextFacts(names=("llm-a",), hot=2, loads=2, load_total_s=0.8, pilots=1, devices=2)
-    for columns_wide in (200, 80, 60):
-        console = Console(file=(out := io.StringIO()), width=columns_wide)
-        progress = Progress(total=100_000, done=99_212, noun="inferences", facts=lambda: facts, console=console)
-        progress.refresh()
-        console.print(progress.bar)
-        first, second = out.getvalue().splitlines()
-        assert first.startswith("  context llm-a")
-        assert second.startswith("  inferences ━")
-        assert second.rstrip().endswith("99212/100000   hot 2/2")
 
 
 def test_next_command_is_about_the_same_files(here):

@@ -8,8 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.fact_verification.options import SAMPLE, Claim, Label, digest_claims, read_claims, sample_claims
-from stoker.datafile import digest_file, read_rows
+from stoker.apps.fact_verification.options import SAMPLE, Claim, Label, read_claims, sample_claims
+from stoker.datafile import read_rows
 from stoker.errors import ConfigError
 
 JSONL = '{"id": 7, "claim": "A.", "label": "SUPPORTS"}\n\n{"id": 8, "claim": "B, c.", "label": "not_enough_info"}\n'

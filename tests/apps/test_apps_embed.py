@@ -2,18 +2,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from session_that_is_up import SessionUp
-from tiny_encoder import WORDS, write_tiny_encoder
+from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.encoder_lengths import run
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
@@ -18,6 +13,7 @@ from stoker.apps.encoder_lengths.run import advice, format_length_table, sample_
 from stoker.contexts import EncoderProfile, lengths_that_pay
 from stoker.contexts.length_profiles import LengthTime
 from stoker.errors import ConfigError
+
 
 def profile(*seconds: float, **more: Any) -> EncoderProfile:
     given: dict[str, Any] = {

@@ -3,7 +3,6 @@ small model has random weights; `make run` and the docs tests use the shipped mo
 """
 
 import base64
-import collections
 import contextlib
 import importlib.util
 import json
@@ -14,17 +13,13 @@ import struct
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
-import psutil
 import pyarrow.parquet
 import pytest
 from cli.command_line import Stoker
 from session_that_is_up import SessionUp
 from tiny_model import write_tiny_model
-
-from stoker.apps.fact_verification.options import SHIPPED
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,19 +6,15 @@ import pickle
 import pytest
 
 import stoker
-from stoker.apps.batch_inference import functions as batch
 from stoker.apps.batch_inference.options import ModelPaths
 from stoker.apps.common.openai_requests import Endpoint
-from stoker.apps.fact_verification import functions as facts
 from stoker.apps.fact_verification import run as facts_run
 from stoker.apps.fact_verification.options import VerificationOptions
-from stoker.apps.inference_sweep import functions as sweep
 from stoker.apps.inference_sweep import run
 from stoker.apps.inference_sweep.plan import SweepModel
 from stoker.apps.prompt_tuning import functions as tuning
 from stoker.contexts import RecipeFactory, model_recipe
 from stoker.errors import ConfigError, RecipeError
-from stoker.sessions import StokerApp
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from cli.command_line import Stoker
 from tiny_model import write_tiny_model
 
-from stoker.apps.model_profile.run import format_prediction_error, grid
+from stoker.apps.model_profile.run import grid
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.step_times import StepTimes
 

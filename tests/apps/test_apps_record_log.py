@@ -1,6 +1,3 @@
-import os
-import signal
-
 import pytest
 from full_disk import full_disk
 from hypothesis import HealthCheck, given, settings

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.apps.fact_verification import results
 from stoker.apps.fact_verification.functions import Question, Scores, verify
-from stoker.apps.fact_verification.options import LABELS, Claim, Label, PromptTemplate
+from stoker.apps.fact_verification.options import LABELS, Claim, PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
     best_of,
@@ -93,15 +93,6 @@ def test_figures_of_answers_raw_and_calibrated(log):
     assert best_of([bad, good]) is good
 
 
-def test_label_without_claims_has_no_recall(tmp_path):
-    claims = [claim for claim in CLAIMS if claim.label is not Label.REFUTES]
-    with RecordLog(tmp_path / "log", key=KEY) as log:
-        log.append(make_records(GOOD, claims, scores(GOOD, claims)))
-        made = figures(make_rows([GOOD], claims, log, calibrate=True))
-    assert made[0].recall_by_label[1] is None
-    assert "–" in "\n".join(results.results_table(made))
-
-
 def test_missing_result_and_a_short_call_are_errors(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         log.append(make_records(GOOD, CLAIMS[:29], scores(GOOD, CLAIMS[:29])))
@@ -171,11 +162,6 @@ def test_report_names_differences_within_chance(log):
     assert "calibrated" not in verdict
     calibrated = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     assert compare(calibrated, "good", "bad") < 0.001
-
-
-def test_report_of_a_resumed_run():
-    assert "(40 more were kept from before)" in results.cost_lines(attempt(made=20, kept=40))[0]
-    assert results.cost_lines(attempt(made=0, kept=60)) == ["nothing was left to infer (60 more were kept from before)"]
 
 
 def test_verify_asks_for_the_words_and_times_itself():

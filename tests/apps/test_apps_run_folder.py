@@ -1,5 +1,4 @@
 import concurrent.futures
-import json
 import os
 import threading
 
@@ -158,20 +157,3 @@ def test_place_for_runs_that_is_no_folder_is_named(tmp_path):
     for root in ("file", "nowhere"):
         with pytest.raises(ConfigError, match=f"{root}.*: (is not a folder|cannot be made: Not a directory)"):
             opened(tmp_path / root)
-
-
-def test_failed_final_file_leaves_the_log(tmp_path):
-    run = opened(tmp_path)
-    with run.log(key=KEY) as log:
-        log.append([{"id": "1"}])
-
-    def half(path):
-        path.write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run.finish(name="results.jsonl", write=half)
-    run.close()
-    assert sorted(os.listdir(run.path)) == [".lock", PART, "run.json"]
-    assert json.loads((run.path / "run.json").read_text())["parameters"]["limit"] == 5
-    assert opened(tmp_path).resumed

@@ -1,9 +1,9 @@
 import pytest
 
-from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
+from stoker.apps.inference_sweep.functions import Request, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, read_sweep
 from stoker.apps.inference_sweep.run import KEY, OpenSweepCall, first_error, make_records, make_rows, plan_calls
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError
 from stoker.run_folder import RecordLog
 
 SWEEP = """
@@ -173,32 +173,3 @@ def test_row_refused_by_the_model_costs_no_other_row(files, tmp_path):
         f"{tmp_path / 'rows.csv'}: line 3: row 3 with small, plain, max_new_tokens 4, temperature 0.0:"
         " the prompt has 9005 tokens"
     )
-
-
-def test_missing_rows_are_planned_and_written(files, tmp_path):
-    sweep = read_sweep(files())
-    combined = combinations(sweep)
-    with RecordLog(tmp_path / "log", key=KEY) as log:
-        calls = list(plan_calls(combined, sweep.rows, log, batch_size=8))
-        assert len(calls) == 4
-        sent = [OpenSweepCall(call.combination, tuple(item.id for item in call.items)) for call in calls]
-        for number, call in enumerate(calls[:2]):
-            texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
-            parameters = call.combination.parameters
-            written = generate.function(Toy(), Request(number, texts, (5, 6), **parameters, tensor_batch=2))
-            records, failed = make_records(sent[number], written)
-            assert failed == []
-            log.append(records)
-        with pytest.raises(StokerError, match="no result for row 2 with small, plain, max_new_tokens 8"):
-            list(make_rows(sweep, combined, log, {}))
-        assert [call.combination.digest for call in plan_calls(combined, sweep.rows, log, batch_size=8)] == [
-            one.digest for one in combined[2:]
-        ]
-        rows = list(make_rows(sweep, combined[:2], log, {}))
-    assert [(row["id"], row["temperature"]) for row in rows] == [("2", 0.0), ("3", 0.0), ("2", 0.7), ("3", 0.7)]
-    assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2,6"
-    assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,6"
-    chatted = generate.function(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
-    assert chatted.texts == ["<a>!4,0.0,0,1"]
-    with pytest.raises(StokerError, match="a call of 2 rows returned 1 texts"):
-        make_records(sent[0], WrittenTexts(0, ["x"], 0.0, 0.0, "w", [""]))

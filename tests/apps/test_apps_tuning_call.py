@@ -118,11 +118,6 @@ def test_text_refused_by_tuning_has_no_score(context):
     assert [first, last] == pytest.approx(build.scorer(context, pairs)(["yes", "no"]))
 
 
-def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):
-    first, second = (tune_prompt(context, order_of(tmp_path, initial="", iterations=2)) for _ in range(2))
-    assert len(bank_of(tmp_path)) <= FEW + len({first.text, second.text})
-
-
 def test_too_long_lookup_is_left_out(context, tmp_path):
     # No lookup of this bank has been timed: a few scores show that a lookup takes longer than a millisecond.
     short = tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
@@ -175,24 +170,6 @@ def test_unusable_bank_costs_the_lookup_alone(context, tmp_path):
     (tmp_path / "file").write_text("")
     tuned = tune_prompt(context, order_of(tmp_path / "file", initial="", iterations=1))
     assert "the bank cannot be used" in tuned.initial_from
-
-
-def test_bank_file_cut_in_half_is_made_again(context, tmp_path, caplog):
-    tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
-    before = set(bank_of(tmp_path).candidates)
-    data = (tmp_path / "bank").read_bytes()
-    (tmp_path / "bank").write_bytes(data[: len(data) // 2])
-    tuned = tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
-    assert tuned.initial_from.startswith("the bank (loss ")
-    assert set(bank_of(tmp_path).candidates) >= before
-    assert "the damaged bank is" in caplog.text
-
-
-def test_too_long_samples_are_not_scored(context, tmp_path):
-    fits, long = tiny.samples(12), [msgspec.structs.replace(one, input=one.input * 60) for one in tiny.samples(30)]
-    long = [one for one in long if 192 < len(one.input) < 200][:3]
-    mixed = msgspec.structs.replace(order_of(tmp_path, initial=""), samples=(*fits, *long))
-    assert tune_prompt(context, mixed).initial_from.startswith("the bank")
 
 
 def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Expected values are from rouge-score 0.1.2 and sacrebleu 2.6.0."""
 
-import math
-
 import pytest
 
 from stoker.tuning.job import Metric

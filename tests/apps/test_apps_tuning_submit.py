@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,10 @@ import stoker  # noqa: E402
 from stoker.apps.common.models_file import read_models, recipe_of  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
 from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
-from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
+from stoker.apps.prompt_tuning.submit import check  # noqa: E402
 from stoker.apps.prompt_tuning.watch import SubmittedJob  # noqa: E402
 from stoker.errors import CallDroppedError, ConfigError  # noqa: E402
 from stoker.run_folder import open_run  # noqa: E402
-from stoker.sessions import sent_call as sent  # noqa: E402
 from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, read_candidates  # noqa: E402
 from stoker.tuning.job import parse_job, read_job  # noqa: E402
 

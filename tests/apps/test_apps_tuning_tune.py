@@ -1,7 +1,5 @@
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +10,7 @@ from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples
-from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Sample, Training, Until, read_samples
+from stoker.tuning.job import Metric, Optimizer, Prompt, Sample
 from stoker.tuning.order import TuningEnd, write_tuned
 
 torch, peft, tiny, passes, tuner = lazily("torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune")

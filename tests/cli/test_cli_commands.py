@@ -16,9 +16,7 @@ from click.testing import CliRunner
 from live.peers import Manager
 
 import stoker as package
-from stoker.config import load_site
 from stoker.contexts.folders import state_folder
-from stoker.errors import ConfigError
 from stoker.manager.cli import apps, doctor, doctor_machine, main
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.main import cli
@@ -40,13 +38,6 @@ def test_help_lists_every_command(stoker: Stoker):
     shown = stoker("--help").output
     for command in ("run", "init", "up", "down", "attach", "doctor", "status", "calls", "explain", "logs", "sessions"):
         assert f"\n  {command} " in shown
-
-
-@pytest.mark.parametrize("group", [[], ["run"], ["tune"]])
-def test_summaries_fit_in_one_line(stoker: Stoker, group: list[str]):
-    shown = stoker(*group, "--help").output.partition("Commands:")[2].splitlines()
-    assert len(shown) > 3
-    assert not [line for line in shown if "..." in line or "…" in line or len(line) > 80]
 
 
 @pytest.mark.parametrize("command", ["status", "attach", "down", "calls", "explain", "logs"])
@@ -114,11 +105,6 @@ def test_application_joins_the_named_session(monkeypatch: pytest.MonkeyPatch, tm
     assert str(unknown.exception).startswith("no session 'zz' on this machine")
 
 
-def test_site_that_is_not_a_path_is_a_config_error():
-    with pytest.raises(ConfigError, match="3 is not a site; give the path of a site file"):
-        load_site(3)  # type: ignore[arg-type]
-
-
 def test_up_refuses_invalid_options_and_starts_nothing(stoker: Stoker, tmp_path: Path):
     (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
     (tmp_path / "b.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:2"')
@@ -132,14 +118,6 @@ def test_up_refuses_invalid_options_and_starts_nothing(stoker: Stoker, tmp_path:
         (["a.toml", "--idle", "1 ms"], "too short for a program to join"),
     ):
         assert words in str(stoker("up", *arguments).exception)
-    assert not state_folder().exists()
-
-
-def test_dry_run_of_this_machine_shows_the_pilot_command(stoker: Stoker, tmp_path: Path):
-    (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
-    shown = stoker.ok("up", "--dry-run", "a.toml")
-    assert shown.output.startswith("# site a: block b1 of session k3v9 (the real one has another id); run here")
-    assert "stoker.pilot.main --session" in shown.output
     assert not state_folder().exists()
 
 
@@ -166,7 +144,9 @@ def test_errors_go_to_stderr(command: str, code: int, lines: int, capsys: pytest
 HEAVY = ("torch", "transformers", "parsl", "pyarrow", "sqlalchemy", "importlib.metadata", "zipfile", "tarfile")
 
 
-@pytest.mark.parametrize("module", ["stoker.manager.cli.main", "stoker.manager.factory.main", "stoker.apps.fact_verification.cli"])
+@pytest.mark.parametrize(
+    "module", ["stoker.manager.cli.main", "stoker.manager.factory.main", "stoker.apps.fact_verification.cli"]
+)
 def test_process_starts_without_heavy_imports(module: str):
     script = f"import sys, {module}; print([name for name in {HEAVY} if sys.modules.get(name)])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -265,15 +245,6 @@ def test_kept_session_without_a_manager_has_not_ended(tmp_path: Path):
     assert "stoker attach k1" in lost[0].fix
 
 
-def test_folders_of_old_sessions_are_listed_one_line_each():
-    runs = [Path(f"/home/ana/runinfo/{number:03}/stoker") for number in range(40)]
-    assert doctor.describe_removable_folders([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
-        "stoker sessions --prune removes the old ones; or by hand (rm -r):",
-        "  /home/ana/runinfo: 40 folders, 000 … 039",
-        "  /home/ana/state/sessions.d: 1 folder, k3v9",
-    ]
-
-
 # ---- stoker run ./my_app.py
 
 
@@ -313,12 +284,6 @@ def command(*, count):
     assert both.stdout == "count 5\n", "once"
 
 
-def test_missing_program_is_named(stoker: Stoker, tmp_path: Path):
-    ran = stoker("run", str(tmp_path / "my_ap.py"))
-    assert str(ran.exception).endswith("my_ap.py: cannot be run: No such file or directory")
-    assert "stoker run ./my_app.py" in stoker("run", "my_app").output
-
-
 def test_error_of_a_user_program_is_printed_as_by_python(tmp_path: Path):
     ran = run_program(tmp_path, "import stoker\n\nraise stoker.StokerError('no luck')\n")
     assert ran.returncode == 1
@@ -342,14 +307,6 @@ if __name__ == "__main__":
 """.replace("RUNS", str(tmp_path / "runs"))
     ran = run_program(tmp_path, text)
     assert ran.stdout.strip() == "('helper', 11) [('helper', 12)]", ran.stderr
-
-
-def test_wait_time_is_refused_without_a_wait_and_below_zero(stoker: Stoker):
-    said = stoker("doctor", "--wait", "3")
-    assert (said.exit_code, "--wait is for --probe" in said.output) == (2, True)
-    for command in ("doctor", "down"):
-        said = stoker(command, "--wait", "-1")
-        assert (said.exit_code, "-1 is not a number of seconds, 0 or more" in said.output) == (2, True)
 
 
 @pytest.mark.parametrize(

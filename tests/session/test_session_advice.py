@@ -62,7 +62,6 @@ def test_late_advisor_is_killed_and_delays_nothing(world: World) -> None:
     assert "no checkpoint was written" in call("lose")
     pid = until(lambda: next(iter(world.of(ADVISOR)), 0), why="an advisor")
     assert "--session" in command_of(pid)
-    until(lambda: _why(world, "c-1", folder), why="the verdict of the first")
     os.kill(pid, signal.SIGKILL)
     assert call("add") == "None\n"
     assert "KeyError" in call("misspell")

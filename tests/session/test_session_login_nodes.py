@@ -106,20 +106,6 @@ def test_manager_on_another_login_node_is_refused(nodes: LoginNodes) -> None:
 
 
 @pytest.mark.long
-def test_another_login_node_continues_the_session(nodes: LoginNodes) -> None:
-    first = nodes.first("login1")
-    journal = nodes.folder.journal.stat().st_ino
-    before = nodes.folder.file.stat().st_mtime_ns
-    nodes.crash(first)
-    second = nodes.start("login2", patience_s=3.0)
-    until(lambda: nodes.folder.file.stat().st_mtime_ns != before, limit_s=60, why="the second listens")
-    assert nodes.holder() == "login2"
-    assert nodes.folder.journal.stat().st_ino != journal, "late writes of the first manager go to another file"
-    refused(nodes.start("login3"), by="login2")
-    assert second.poll() is None
-
-
-@pytest.mark.long
 def test_one_of_two_followers_has_the_session_without_locks(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}

@@ -115,17 +115,3 @@ def test_sessions_of_one_host_share_fetched_files(world: World, both: tuple[Neig
     assert (second.lines("loaded"), second.status().lost_pilots, second.status().rerun_calls) == (1, 0, 0)
     assert len(world.pilot_folders()) == 1
     assert stoker(world, "down", second.name).returncode == 0
-
-
-def test_killed_session_leaves_its_neighbour_alone(world: World, both: tuple[Neighbour, Neighbour]) -> None:
-    first, second = both
-    assert (first.run(), second.run()) == (SIZE, SIZE)
-    kill(first.processes())
-    until(lambda: not first.processes())
-    assert second.run() == SIZE
-    assert second.lines("loaded") == 1
-    kill([second.pilot()])  # the next pilot finds the folders of two dead pilots
-    assert second.run() == SIZE
-    until(lambda: len(world.pilot_folders()) == 1, why="leftovers of both sessions' dead pilots are removed")
-    assert stoker(world, "down", second.name).returncode == 0
-    assert stoker(world, "down", first.name).returncode == 0

@@ -237,7 +237,10 @@ def test_remote_manager_that_renews_is_up(folder: SessionFolder, elsewhere: psut
         link.close()
 
 
-def test_remote_manager_with_an_unrenewed_lease_is_gone(folder: SessionFolder, elsewhere: psutil.Process) -> None:
+def test_remote_manager_with_an_unrenewed_lease_is_gone(
+    folder: SessionFolder, elsewhere: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "SIGN_S", 1.0)
     elsewhere.suspend()
     assert not presence.is_up(folder)
 
