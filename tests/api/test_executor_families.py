@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import Future
 
 import pytest
 
@@ -64,20 +63,6 @@ def test_too_long_input_is_refused_with_both_lengths():
         raise pickle.loads(pickle.dumps(caught.value))
 
 
-def test_call_waits_for_an_unfinished_argument():
-    wants = parse_call_specification({"context": FAMILY})
-    assert not wants.can_choose_context((Future(),), {})
-    assert wants.can_choose_context(("x",), {})
-    assert not parse_call_specification({"context": FAMILY.recipes[0]}).can_choose_context(("x",), {})
-
-
 def test_family_names_its_own_variants():
     with pytest.raises(SpecificationError, match="variants"):
         parse_call_specification({"context": FAMILY, "variants": [runtime(1)]})
-
-
-def test_input_counter_stays_in_the_submitting_process():
-    wants = parse_call_specification({"context": stoker.family({8: runtime(8)}, count=lambda text: len(text))})
-    again = pickle.loads(pickle.dumps(wants))
-    assert again.family.lengths == (8,)
-    assert again.family.count is None

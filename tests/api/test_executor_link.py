@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
 import re
@@ -13,14 +12,12 @@ import pytest
 from polling import PATIENCE_S
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.errors import ProtocolError, SessionError, StreamDiffersError
+from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor import membership
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.outgoing import Submission, wait_for_answer
-from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.executor.stream import StreamEnd
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions
 from stoker.protocol.ids import CallId, FunctionKey
@@ -49,17 +46,6 @@ def test_hello_is_the_first_frame_and_names_the_session(link, router):
     sequence, messages = router.frames[0]
     assert sequence == 0
     assert messages == [to_manager.ClientHello(wire.VERSION, "test", 0, False)]
-
-
-def test_definitions_are_sent_once_before_calls_that_need_them(link, router):
-    recipe = Recipe(key="k", name="llm-k")
-    first, second = submission("f", recipe), submission("f", recipe)
-    submit(link, first)
-    submit(link, second)
-    router.calls(2)
-    sent = [type(message) for _, messages in router.frames[1:] for message in messages]
-    assert sent[:3] == [to_manager.DefineRecipe, to_manager.DefineFunction, to_manager.Submit]
-    assert sent.count(to_manager.DefineFunction) == sent.count(to_manager.DefineRecipe) == 1
 
 
 def test_call_ids_carry_the_client_number(router, unwelcomed):
@@ -261,18 +247,6 @@ def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monke
     until(lambda: not unwelcomed.journal_trouble)
 
 
-def test_welcome_clears_the_journal_trouble(link, router, until):
-    router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: "the disk of /runs is full"}))
-    until(lambda: link.journal_trouble)
-    router.break_connection(link)
-    router.listen()
-    router.hear(to_manager.ClientHello)
-    assert link.journal_trouble, "the journal's disk may still be full"
-    router.welcome()
-    link.wait_joined(PATIENCE_S)
-    assert not link.journal_trouble
-
-
 def test_unknown_frame_changes_nothing(link, router):
     future = submit(link, submission())
     call = router.calls(1)[0].call
@@ -356,33 +330,3 @@ def test_link_closes_while_its_thread_reads_the_wake_up_pipe(tmp_path, monkeypat
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
-
-
-def test_pieces_are_requested_again_after_the_calls(link, router):
-    end = StreamEnd(PieceInbox(keeps_all=False))
-    call = link.submit(submission(), b"x", end, inbox=end.inbox)
-    router.calls(1)
-    router.say(to_client.Pieces(call, 1, 0, [pickle.dumps("a", 5)], waits=True))
-    assert router.hear(to_manager.PiecesTaken) == [to_manager.PiecesTaken(call, 1, 1)]
-    router.frames.clear()
-    router.say(to_client.ClientWelcome("test", 0, again=True))
-    assert router.hear(to_manager.PiecesTaken) == [to_manager.PiecesTaken(call, 1, 1, again=True)]
-    kinds = [(bool(sequence), type(messages[0])) for sequence, messages in router.frames]
-    assert kinds == [(True, to_manager.DefineRecipe), (False, to_manager.PiecesTaken)]
-    assert to_manager.Submit in [type(message) for message in router.frames[0][1]]
-    assert next(PieceReader(end.inbox, link.acknowledge)) == "a"
-
-
-def test_differing_rerun_of_a_stream_cancels_and_fails_its_call(link, router):
-    what = dataclasses.replace(submission(), options=CallOptions(stream=True))
-    inbox = PieceInbox(keeps_all=True)
-    future = CallFuture(link, inbox=inbox)
-    future.call = link.submit(what, b"x", future, inbox=inbox)
-    router.calls(1)
-    router.say(to_client.Pieces(future.call, 1, 0, [b"a", b"b"], waits=True))
-    router.hear(to_manager.PiecesTaken)
-    assert inbox.take(0) is not None
-    router.say(to_client.Pieces(future.call, 2, 0, [b"other"]))
-    with pytest.raises(StreamDiffersError, match="piece 0"):
-        future.result(PATIENCE_S)
-    assert router.hear(to_manager.Cancel)[0].calls == [future.call]

@@ -124,17 +124,6 @@ def test_run_that_differs_from_read_pieces_ends_the_stream(keeps_all: bool) -> N
         inbox.take(2)
 
 
-def test_new_run_may_differ_if_the_program_allows_it() -> None:
-    inbox = make(may_differ=True)
-    inbox.add(pieces(0, 1, 2))
-    read(inbox, 0, 2)
-    inbox.add(pieces(0, 1, 2, 3, run=2, mark="!"))
-    assert read(inbox, 2, 9) == [b"2!", b"3!"]
-    inbox.finish(end=CallEnd(CALL, ok=True, pieces=1))
-    with pytest.raises(StopIteration):
-        inbox.take(4)
-
-
 def test_new_run_that_is_shorter_counts_as_different() -> None:
     inbox = make()
     inbox.add(pieces(0, 1, 2))

@@ -170,29 +170,6 @@ def test_waiting_loop_may_have_more_calls_in_flight():
     assert calls.fill() == 2
 
 
-def test_calls_are_sent_in_groups_while_other_calls_are_in_flight():
-    calls = Calls(2_000)
-    calls.fill()
-    calls.end(1, size_bytes=0)
-    calls.take()
-    calls.fill()
-    calls.end(499, size_bytes=0)
-    assert calls.window.call_count_worth_sending(ready=0) == 0
-    calls.end(1, size_bytes=0)
-    assert calls.window.call_count_worth_sending(ready=0) == 500
-    calls.end(len(calls.window.in_flight), size_bytes=10 * MB)
-    while calls.ready:
-        calls.take()
-    assert calls.fill() == 25
-    calls.end(5, size_bytes=10 * MB)
-    for _ in range(5):
-        calls.take()
-    assert calls.window.call_count_worth_sending(ready=0) == 0
-    calls.end(1, size_bytes=10 * MB)
-    calls.take()
-    assert calls.window.call_count_worth_sending(ready=0) == 6
-
-
 # ---- reports
 
 

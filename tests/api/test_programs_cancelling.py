@@ -126,14 +126,6 @@ def test_final_failure_is_not_retried(session, tmp_path):
             file.write("x")
         os.kill(os.getpid(), 9)
 
-    @stoker.app(deadline=0.5, late="drop")
-    def slow():
-        time.sleep(0.4)
-
-    late = [slow() for _ in range(12)]
-    dropped = [future for future in late if isinstance(future.exception(60), errors.CallDroppedError)]
-    assert len(dropped) >= 4
-    assert {future.task_record["try_id"] for future in late} == {0}
     with pytest.raises(errors.PoisonCallError):
         dies(str(tmp_path / "deaths")).result(60)
     assert (tmp_path / "deaths").read_text() == "xx"
@@ -228,24 +220,6 @@ def test_stopped_call_leaves_its_model_loaded(session, writer, tmp_path, leave):
     leave(recipe, str(tmp_path / "begun"))
     until(lambda: left(session) == 0, why="nothing runs")
     assert stoker.app(context=recipe)(holder)().result(PATIENCE_S) == pid
-
-
-@pytest.mark.long
-def test_calls_use_a_network_while_it_is_trained_in_place(session):
-    torch = pytest.importorskip("torch")
-
-    net = torch.nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
-
-    @stoker.app
-    def predict():
-        return net.weight.item()
-
-    for _ in range(3):
-        optimizer.zero_grad()
-        ((net(torch.ones(1, 1)) - 5) ** 2).sum().backward()
-        optimizer.step()
-        assert predict().result(PATIENCE_S) == net.weight.item()
 
 
 def test_interrupted_submission_leaves_no_task(session, monkeypatch):

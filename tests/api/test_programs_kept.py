@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
 import json
 import os
-import pickle
 import resource
 import subprocess
 import sys
 import textwrap
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,7 @@ from polling import PATIENCE_S, polls
 import stoker
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
-from stoker.errors import ConfigError, SerializationError, StokerError
+from stoker.errors import ConfigError, StokerError
 from stoker.manager.executor.kept_file import KeptHeader, open_and_lock_kept_file, record
 
 LOAD = {"progress": False}
@@ -365,28 +362,3 @@ def test_full_disk_leaves_only_complete_results(kept):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kept.read_bytes() == before
-
-
-def test_result_of_a_removed_class_raises_a_clear_error(kept, tmp_path, monkeypatch):
-    (tmp_path / "shapes_that_go.py").write_text("class Shape:\n    pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    shapes_that_go = importlib.import_module("shapes_that_go")
-    file = open_and_lock_kept_file(kept)
-    file.begin(HEADER)
-    file.append([record(key(0), 0, pickle.dumps(shapes_that_go.Shape(), 5))])
-    file.close()
-    (tmp_path / "shapes_that_go.py").unlink()
-    monkeypatch.delitem(sys.modules, "shapes_that_go")
-    with pytest.raises(SerializationError, match="must be importable in this program"):
-        list(stoker.kept(kept))
-
-
-def test_index_of_many_results_uses_little_memory(kept):
-    written(kept, list(range(20_000)))
-    tracemalloc.start()
-    file = open_and_lock_kept_file(kept)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held / 20_000 < 40
-    assert all(file.value_at(file.find(key(each))) == each for each in (0, 9_999, 19_999))
-    file.close()

@@ -270,18 +270,6 @@ class Clock:
         return self.now
 
 
-def test_fast_iterator_is_read_in_the_thread_of_the_caller(session, monkeypatch):
-    monkeypatch.setattr(mapping, "time", clock := Clock())
-
-    def rows():
-        table = sqlite3.connect(":memory:")  # sqlite restricts cursors to the thread that made them
-        clock.now += 3 * SLOW_S
-        yield from (row[0] for row in table.execute("WITH RECURSIVE n(x) AS (VALUES(0) UNION ALL SELECT x + 1 FROM n"
-                                                    " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
-
-    assert list(stoker.map(abs, rows())) == list(range(5000))
-
-
 def hold_the_first(number, gate):
     while number == 0 and not os.path.exists(gate):
         time.sleep(0.01)

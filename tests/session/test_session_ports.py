@@ -197,16 +197,6 @@ def test_handshake_tells_another_sessions_manager_without_lease(
     assert time.monotonic() - began < 50, "the command does not wait for a lease"
 
 
-def test_session_with_damaged_keys_is_not_up_and_reports_the_reason(
-    folder: SessionFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        folder.write(SessionFile("test", wire.VERSION, address, "no key"))
-        assert not presence.is_up(folder)
-    assert "session test: its manager cannot be reached" in caplog.text
-
-
 @pytest.fixture
 def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
     """A process in its own namespace that renews the lease of the session, like a manager on another machine. A
