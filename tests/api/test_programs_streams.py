@@ -253,11 +253,6 @@ def test_one_call_library_ends_after_the_last_piece_is_read():
     assert len({context for run in runs for context, _ in run}) == 2
 
 
-def test_two_streams_of_a_library_with_one_slot_run_in_turn():
-    first, second = stoker.stream(count, 3000), stoker.stream(count, 3000)
-    assert list(second) == list(first) == list(range(3000))
-
-
 def test_wait_for_the_reader_does_not_count_as_run_time():
     def limited(number, size, pause_s):
         for _ in range(number):

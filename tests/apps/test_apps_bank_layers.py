@@ -169,25 +169,6 @@ def test_full_bank_removes_the_prompt_nearest_its_representative():
     assert layers.plan(newcomer, layers.vectors[top]).did is InsertionOutcome.REFUSED
 
 
-def test_cluster_of_one_can_grow_in_a_full_bank():
-    layers = bank(40, k=40, capacity=41)
-    assert insert(layers, "one more", features(40)[3]).did is InsertionOutcome.ADDED
-    assert len(layers.clusters[layers.cluster_index(key_of("one more"))]) == 2
-    alone = next(members[0] for members in layers.clusters if len(members) == 1)
-    insertion = layers.plan(Candidate(text="like nothing else"), layers.vectors[alone])
-    assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_index(alone), removed=key_of("one more"))
-
-
-def test_newer_record_of_a_text_stays():
-    layers = bank(10)
-    tuned = Candidate(text="  prompt 3\n", task="sentiment", metric="accuracy", value=0.9)
-    insertion = layers.plan(tuned, layers.vectors[tuned.key])
-    layers.apply(tuned, layers.vectors[tuned.key], insertion)
-    assert insertion.did is InsertionOutcome.UPDATED
-    assert len(layers) == 10
-    assert layers.candidates[tuned.key].value == 0.9
-
-
 def test_features_that_are_no_numbers_are_refused():
     broken = features(4)
     broken[2, 1] = math.inf

@@ -75,18 +75,6 @@ def test_refused_text_costs_no_other_its_vector() -> None:
     assert found.errors == ["", "the row has no text", ""]
 
 
-def test_row_without_a_text_is_not_embedded() -> None:
-    class AnyText:
-        def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
-            return np.float32([[1.0, 0.0]] * len(texts)), len(texts)
-
-    found = embed_texts.function(AnyText(), EmbedRequest(number=1, texts=("", "a", "")))
-    assert (found.errors, [bool(vector) for vector in found.vectors]) == (
-        ["the row has no text", "", "the row has no text"], [False, True, False],
-    )  # fmt: skip
-    assert embed_texts.function(AnyText(), EmbedRequest(number=1, texts=("",))).errors == ["the row has no text"]
-
-
 @pytest.mark.parametrize("cells", [[None, "a"], ["", "a"], ["  \n", "a"], [float("nan"), "a"]])
 def test_cell_without_a_value_is_no_text(tmp_path: Path, cells: list[Any]) -> None:
     from stoker.apps.common.data_rows import check_rows

@@ -130,21 +130,6 @@ def test_too_long_lookup_is_left_out(context, tmp_path):
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
 
 
-def test_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
-    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0, 9))
-    # The remembered pace would leave no time for a lookup. But it belongs to another job, so this job's pace is
-    # measured, and the lookup fits.
-    asked = order_of(tmp_path, initial="", iterations=1, slo_s=499.0, virtual_tokens=40)
-    assert tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
-    assert tuning_pace.read_paces(tmp_path, virtual_tokens=9)["cpu"] == tuning_pace.ScoringPace(1.0, 100.0, 9)
-    assert 0 < tuning_pace.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
-    # A fast pace of a job with other tokens does not count either.
-    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1e-9, 1e-9))
-    hurried = order_of(tmp_path, initial="", iterations=1, slo_s=0.001, virtual_tokens=20)
-    assert "the targets (a lookup takes" in tune_prompt(context, hurried).initial_from
-    assert tuning_pace.read_paces(tmp_path, virtual_tokens=20)["cpu"].lookup_s > 0.0002
-
-
 def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
     (tmp_path / "pace.json").write_text('{"cpu":{"score_s":0.1,"lookup_s":7.0}}')
     assert tuning_pace.read_paces(tmp_path) == {}, "from before virtual tokens were kept"

@@ -132,15 +132,6 @@ def test_deadlines_are_shown_in_words():
     assert board.late_notice(running, now=over, drops=True).endswith("its deadline, 12:10:00, is over; it runs anyway")
 
 
-def test_job_is_in_time_or_late_once_that_is_known():
-    cases = [({}, 60, None), ({}, 600, False), ({"ends_at": NOON + 599}, 60, True), ({"ends_at": NOON + 601}, 60, None)]
-    cases += [({"ends_at": NOON + 661}, 60, False), ({"ends_at": NOON + 601.5}, 595, False)]
-    cases += [({"phase": Phase.DONE, "ended_at": NOON + 600.1}, 700, False), ({"phase": Phase.FAILED}, 60, False)]
-    for changes, at, known in cases:
-        assert replaced(**changes).in_time(NOON + at) is known, changes
-    assert replaced(deadline_at=None).in_time(NOON) is None
-
-
 def replaced(**changes):
     return msgspec.structs.replace(JOB, **changes)
 

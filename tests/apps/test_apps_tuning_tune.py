@@ -194,22 +194,6 @@ def test_model_is_left_unchanged_and_jobs_are_independent(context):
     assert not context.model.training
 
 
-def test_trainable_model_stays_trainable():
-    context = tiny.context()
-    context.model.requires_grad_(True).train()
-
-    def fail():
-        with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt_of(context))) as soft:
-            assert [soft.vectors.shape] == [value.shape for value in soft.wrapped.parameters() if value.requires_grad]
-            assert not context.model.training
-            raise KeyError("on the way")
-
-    with pytest.raises(KeyError, match="on the way"):
-        fail()
-    assert all(value.requires_grad for value in context.model.parameters())
-    assert context.model.training
-
-
 def test_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
     tuned = tuner.tune(context, tiny.job(), tiny.samples())
     said = json.loads(write_tuned(tuned, tmp_path / "tuned").read_text())

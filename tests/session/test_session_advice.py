@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import IO
 
+import pytest
 from faults.world import World, command_of, until
 from session.test_session_up import stoker
 
@@ -45,6 +46,7 @@ with stoker.load(site="one.toml") as session:
 """
 
 
+@pytest.mark.long
 def test_late_advisor_is_killed_and_delays_nothing(world: World) -> None:
     (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:2"\n')
     (world.path / "program.py").write_text(PROGRAM)

@@ -40,6 +40,7 @@ def begin_slow_pilot(session: Any, world: World) -> subprocess.Popen[str]:
     return pilot
 
 
+@pytest.mark.long
 def test_speed_is_measured_and_kept_for_the_next_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     @stoker.context
     def number() -> int:

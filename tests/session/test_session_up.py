@@ -275,19 +275,6 @@ def test_programs_never_run_a_module_of_another_program(up: Up, tmp_path: Path) 
             assert out == f"ModuleNotFoundError {whose} {whose}\n{whose}\n", err
 
 
-def test_killed_program_costs_only_its_own_calls(up: Up) -> None:
-    before = up.status()
-    victim = up.start("print([measure(sys.argv[1], 'pilot', 600).result()])")
-    until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
-    kill([victim.pid])
-    victim.communicate()
-    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # the unused context is unloaded first
-    after = until(lambda: (now := up.status()).cancelled > before.cancelled and now)
-    assert (after.cancelled - before.cancelled, after.running) == (1, 0)
-    assert [pilot.pilot for pilot in after.pilots] == [pilot.pilot for pilot in before.pilots] or not before.pilots
-    assert after.lost_pilots == before.lost_pilots
-
-
 def test_leaving_program_ends_only_its_own_calls(up: Up) -> None:
     before = up.status()
     out = up.run(
