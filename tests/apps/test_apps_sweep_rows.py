@@ -100,7 +100,7 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
         nonlocal passes
         passes += 1
         for number, row in enumerate(read_rows(path)):
-            if number % 300 == 299:
+            if number % 1000 == 999:
                 held.append(count_held())
             yield row
 
@@ -126,7 +126,7 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert code == 1, "the model refuses a row"
     assert passes >= 4
-    assert len(held) >= 3 * 10
+    assert len(held) >= 3 * 3
     assert 0 < min(held) <= max(held) <= 20 * batch, held
     assert run.max_calls_in_flight(batch) == 20
     assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many waiting results"

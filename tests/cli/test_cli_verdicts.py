@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import time
-import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -133,8 +131,6 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
         ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "damaged_file"),
         ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", "service"),
         ("ValueError: operands could not be broadcast together with shapes (2,) (3,)", "code"),
-        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.11 PiB for an array", "memory"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory"),
     ],
 )  # fmt: skip
 def test_common_user_exceptions_have_the_right_component(folder: SessionFolder, raised: str, component: str):
@@ -305,47 +301,12 @@ def test_each_component_of_the_rules_has_a_remedy_and_vice_versa():
 # ---- files that are not logs
 
 
-def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) -> explain.FailureVerdict | None:
-    died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
-    begun = time.process_time()
-    tracemalloc.start()
-    try:
-        fault = explain.diagnose_story_failure(folder, story("c-1", f"printed {path}:0-", died))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < within_bytes, f"{peak / 1e6:.0f} MB"
-    assert time.process_time() - begun < 30
-    return fault
-
-
-SICK = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"x" * (100 << 20) + b"\n" + SICK,
-        bytes(range(256)) * 20_000 + b"\n" + SICK,
-        b"step 1\n" + bytes(1 << 20) + SICK,
-        b"\r".join(b"%d%%" % n for n in range(100_000)) + b"\n" + SICK,
-        b"\xff\xfe" + "step 1\n".encode("utf-16-le") + SICK,
-        SICK.rstrip(b"\n"),
-    ],
-    ids=["one line of 100 MB", "binary", "a hole", "a progress bar", "mixed encodings", "no line break"],
-)
-def test_log_with_arbitrary_bytes_is_judged_by_its_readable_part(folder: SessionFolder, content: bytes):
-    path = folder.path / "pilots" / "n1" / "lib-1.log"
-    path.write_bytes(content)
-    fault = _judged(folder, path)
-    assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
-
-
 def test_missing_or_vanishing_log_loses_only_its_own_lines(folder: SessionFolder):
     pipe = folder.path / "pilots" / "n1" / "lib-1.log"
     os.mkfifo(pipe)
     for path in (pipe, folder.path / "pilots", folder.path / "gone.log", Path("/dev/zero"), Path("/proc/self/mem")):
-        assert _judged(folder, path) is None, path
+        died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
+        assert explain.diagnose_story_failure(folder, story("c-1", f"printed {path}:0-", died)) is None, path
     parts = LogParts([LogPart("away", path=folder.path / "away"), LogPart("", text=b"one"), LogPart("", text=b"two\n")])
     assert parts.read(100) == b"one"
     assert b"".join(iter(lambda: parts.read(100), b"")) == b"\ntwo\n"
@@ -383,15 +344,3 @@ def test_proved_facts_of_a_pilot_are_not_contradicted(tmp_path: Path, said: str,
         SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),))
     )
     assert (verdict.kind.value, verdict.component) == ("infrastructure", component)
-
-
-def test_lines_of_a_log_too_long_to_count_have_no_number(tmp_path: Path):
-    log = tmp_path / "lib-1.log"
-    with log.open("wb") as file:
-        file.write(b"filler\n" * 5_000_000)
-        file.write(b"the last line\n")
-    parts = LogParts([LogPart("lib-1", path=log)])
-    lines = 0
-    while block := parts.read(1 << 20):
-        lines += block.count(b"\n")
-    assert parts.place(lines) == ("lib-1", 0)
