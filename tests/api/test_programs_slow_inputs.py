@@ -19,8 +19,9 @@ from polling import PATIENCE_S
 
 import stoker
 from stoker.manager.executor import mapping
-from stoker.manager.executor.map_inputs import FORGOTTEN_S, SLOW_S
+from stoker.manager.executor.map_inputs import FORGOTTEN_S
 
+SLOW_S = 0.03
 QUICK = 4
 """Number of items after which an input counts as slow."""
 
@@ -36,8 +37,9 @@ def assert_no_reader():
 
 
 @pytest.fixture(autouse=True)
-def _no_reader_before():
-    """Wait until the reader thread of an earlier test has ended."""
+def _no_reader_before(monkeypatch):
+    """Wait until the reader thread of an earlier test has ended. Items count as slow after `SLOW_S`."""
+    monkeypatch.setattr(mapping, "SLOW_S", SLOW_S)
     assert_no_reader()
 
 

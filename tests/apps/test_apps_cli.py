@@ -2,6 +2,8 @@ import gzip
 import json
 import random
 import signal
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -173,6 +175,15 @@ def test_next_command_is_about_the_same_files(here):
     options = VerificationOptions(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
     steps = _next_steps(options, Attempt(), everything=5, prompts=3)
     assert "run fact_verification --model hub/m --claims 'my claims.csv' --all " in steps[0]
+
+
+def test_commands_start_without_a_gpu_library():
+    code = (
+        "import sys, stoker.apps.fact_verification.cli, stoker.apps.inference_sweep.cli\n"
+        "print(sorted({'torch', 'transformers', 'parsl', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_facts_of_a_joined_session_leave_out_earlier_work() -> None:

@@ -143,9 +143,7 @@ def test_errors_go_to_stderr(command: str, code: int, lines: int, capsys: pytest
 HEAVY = ("torch", "transformers", "parsl", "pyarrow", "sqlalchemy", "importlib.metadata", "zipfile", "tarfile")
 
 
-@pytest.mark.parametrize(
-    "module", ["stoker.manager.cli.main", "stoker.manager.factory.main", "stoker.apps.fact_verification.cli"]
-)
+@pytest.mark.parametrize("module", ["stoker.manager.cli.main", "stoker.manager.factory.main"])
 def test_process_starts_without_heavy_imports(module: str):
     script = f"import sys, {module}; print([name for name in {HEAVY} if sys.modules.get(name)])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
