@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 
 import parsl
 import pytest
@@ -11,25 +9,6 @@ from parsl.config import Config
 from parsl.dataflow.rundirs import make_rundir
 
 from stoker.manager.executor import session
-
-
-def test_run_folder_just_created_by_another_program_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together = Barrier(8)
-
-    def load(config: Config) -> str:
-        return make_rundir(config.run_dir)
-
-    monkeypatch.setattr(parsl, "load", load)
-
-    def program() -> object:
-        together.wait()
-        return session._load_parsl(Config(run_dir=str(tmp_path / "runinfo")))
-
-    with ThreadPoolExecutor(8) as pool:
-        made = [future.result() for future in [pool.submit(program) for _ in range(8)]]
-    assert len({os.path.basename(str(path)) for path in made}) == 8
 
 
 def test_parent_of_the_run_folders_may_appear_while_parsl_creates_it(

@@ -62,15 +62,6 @@ def test_policies_are_compared_and_all_written_files_are_named(stoker: Stoker, t
     ]
 
 
-def test_written_scenario_file_reads_back_as_the_same_scenario(stoker: Stoker, tmp_path: Path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    stoker("simulate", "opportunistic", *SMALL, "--set", "links.shared=1 GB/s", "--seeds", "2", "--out", str(first))
-    stoker("simulate", str(first / "scenario.toml"), "--jobs", "2", "--out", str(second))
-    logs = [{path.name: path.read_bytes() for path in (folder / "logs").iterdir()} for folder in (first, second)]
-    assert logs[0] == logs[1]
-    assert set(logs[0]) == {"default-0.parquet", "default-1.parquet"}
-
-
 def test_json_output_is_one_document(stoker: Stoker, tmp_path: Path):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--out", "here", "--json")
     document = msgspec.json.decode(done.stdout, type=dict[str, Any])
