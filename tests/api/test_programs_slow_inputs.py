@@ -278,7 +278,7 @@ def hold_the_first(number, gate):
     return number
 
 
-def test_fast_input_with_rare_slow_items_stays_in_the_caller_thread(session, tmp_path, monkeypatch):
+def test_input_with_few_slow_items_is_read_in_the_caller_thread(session, tmp_path, monkeypatch):
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():

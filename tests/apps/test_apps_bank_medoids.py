@@ -41,7 +41,7 @@ def test_medoids_cannot_be_improved_by_one_swap(count, k, seed, copies):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_medoids_cost_at_most_a_tenth_more_than_the_best(seed):
+def test_medoids_cost_at_most_ten_percent_more_than_the_best(seed):
     distances = distances_of(12, seed)
     best = min(medoid_cost(distances, np.array(some)) for some in itertools.combinations(range(12), 3))
     assert medoid_cost(distances, k_medoids(distances, k=3)[0]) <= 1.1 * best

@@ -165,7 +165,7 @@ def test_any_cut_is_refused_or_loses_only_later_insertions(tmp_path, cut):
     assert same(open_bank(folder, **OF), found)
 
 
-def test_frames_tell_torn_from_damaged(tmp_path):
+def test_torn_record_is_distinguished_from_a_damaged_one(tmp_path):
     path = tmp_path / "file"
     end = store.append_records(path, [b"one", b"", b"three"], at=0)
     whole = path.read_bytes()
@@ -178,7 +178,7 @@ def test_frames_tell_torn_from_damaged(tmp_path):
         assert store.read_records(path).damaged
 
 
-def test_full_disk_fails_one_insertion_alone(tmp_path):
+def test_insertions_work_again_after_a_full_disk(tmp_path):
     bank = made(tmp_path)
     before = bank.path.read_bytes()
     with full_disk(len(before) + 20), pytest.raises(StokerError, match="cannot be written"):

@@ -75,7 +75,7 @@ def test_wrong_sweep_changes_no_file(here):
     assert [path.name for path in here.iterdir()] == ["s.toml"]
 
 
-def test_hints_go_through_make_when_the_run_did(monkeypatch):
+def test_hint_uses_make_if_the_run_was_started_by_make(monkeypatch):
     monkeypatch.delenv("MAKELEVEL", raising=False)
     assert command("app", "--all", through_make=True) == "stoker run app --all"
     monkeypatch.setenv("MAKELEVEL", "1")
@@ -85,7 +85,7 @@ def test_hints_go_through_make_when_the_run_did(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_first_signal_stops_and_the_second_lets_everything_end(number):
+def test_second_signal_does_not_interrupt_the_shutdown(number):
     before = signal.getsignal(number)
     with stop_on_signals():
         with pytest.raises(Stopped):

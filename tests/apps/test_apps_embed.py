@@ -45,7 +45,7 @@ def test_numpy_array_has_nan_for_a_text_without_a_vector(tmp_path: Path) -> None
     assert found[1:3].tolist() == [VECTORS["c"], VECTORS["a"]]
 
 
-def test_first_text_without_a_vector_is_told_with_its_place() -> None:
+def test_error_names_the_line_of_the_first_text_without_vector() -> None:
     _, failed = records()
     assert first_error(items("a", "b", "c"), failed, file=Path("t.csv")) == "t.csv: line 2: row b: too long"
     assert first_error(items("a", "c"), failed, file=Path("t.csv")) == ""
@@ -68,7 +68,7 @@ class Letters:
         return np.float32([[len(text), text.count("a")] for text in texts]), sum(map(len, texts))
 
 
-def test_refused_text_costs_no_other_its_vector() -> None:
+def test_other_texts_have_vectors_if_one_is_rejected() -> None:
     found = embed_texts.function(Letters(), EmbedRequest(number=7, texts=("banana", "", "kiwi")))
     assert (found.number, found.tokens) == (7, 10)
     assert [np.frombuffer(vector, "<f4").tolist() for vector in found.vectors] == [[6.0, 3.0], [], [4.0, 0.0]]
@@ -76,7 +76,7 @@ def test_refused_text_costs_no_other_its_vector() -> None:
 
 
 @pytest.mark.parametrize("cells", [[None, "a"], ["", "a"], ["  \n", "a"], [float("nan"), "a"]])
-def test_cell_without_a_value_is_no_text(tmp_path: Path, cells: list[Any]) -> None:
+def test_empty_cell_is_not_embedded(tmp_path: Path, cells: list[Any]) -> None:
     from stoker.apps.common.data_rows import check_rows
     from stoker.apps.embed.options import EmbedOptions
     from stoker.apps.embed.run import _requests

@@ -27,7 +27,7 @@ def profile(*seconds: float, **more: Any) -> EncoderProfile:
 # ---- output
 
 
-def test_staircase_has_a_row_for_each_length() -> None:
+def test_length_table_has_a_row_for_each_length() -> None:
     found = [line.split() for line in format_length_table(profile(0.001, 0.002, 0.00195), [])]
     assert found == [
         ["tokens", "ms", "spread", "more"], ["64", "1.00", "0.02"], ["128", "2.00", "0.02", "+1.00"],
@@ -37,7 +37,7 @@ def test_staircase_has_a_row_for_each_length() -> None:
     assert [row[-1] for row in with_texts] == ["texts", "50.0%", "25.0%"]
 
 
-def test_lengths_that_pay_are_a_line_for_a_program() -> None:
+def test_advice_is_a_line_of_code_with_the_useful_lengths() -> None:
     stairs = profile(*(0.001 * step for step in range(1, 5)), dtype="float16", compiled=True)
     lines = advice("models/m", stairs, lengths_that_pay(stairs))
     assert "less time than the longest alone" in lines[0]
@@ -47,7 +47,7 @@ def test_lengths_that_pay_are_a_line_for_a_program() -> None:
     assert len(lines) == 3
 
 
-def test_model_without_a_staircase_gets_one_runtime() -> None:
+def test_model_with_equal_times_gets_one_runtime() -> None:
     flat = profile(0.005, 0.005, 0.005, is_compiled=False)
     lines = advice("models/m", flat, lengths_that_pay(flat))
     assert lines[0] == "one runtime is enough, of 192 tokens: shorter ones would save less than 5%"
@@ -55,7 +55,7 @@ def test_model_without_a_staircase_gets_one_runtime() -> None:
     assert "nothing was compiled on this device" in lines[-1]
 
 
-def test_texts_that_no_runtime_takes_are_counted() -> None:
+def test_texts_longer_than_every_runtime_are_counted() -> None:
     assert too_long(profile(0.001, 0.002), [1, 128, 129]).startswith("1 of 3 texts have more than 128 tokens")
     assert too_long(profile(0.001, 0.002), [1, 128]) == ""
 

@@ -19,7 +19,7 @@ def test_filling_leaves_braces_of_claims_alone():
     assert (prompt.prefix, prompt.fill(claim)) == ("{ ", "{claim}|say {evidence}|{")
 
 
-def test_digest_covers_text_and_answers(tmp_path):
+def test_prompt_digest_changes_with_text_and_answers(tmp_path):
     one = PromptTemplate(name="a", text="x {claim}")
     assert one.digest == PromptTemplate(name="b", text="x {claim}").digest
     assert one.digest != PromptTemplate(name="a", text="y {claim}").digest

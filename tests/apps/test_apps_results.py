@@ -79,7 +79,7 @@ def test_rows_are_in_order_whatever_order_the_calls_ended_in(tmp_path, log):
     assert [(row.prompt, row.claim_id) for row in rows] == [(p, c.id) for p in ("good", "bad") for c in CLAIMS]
 
 
-def test_figures_of_answers_raw_and_calibrated(log):
+def test_figures_are_computed_before_and_after_calibration(log):
     good, bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
     # The uncalibrated answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only.
     assert (good.right, good.raw_right) == (28, 10)
@@ -129,7 +129,7 @@ def attempt(**more):
     )
 
 
-def test_report_says_what_was_measured(log):
+def test_report_shows_accuracy_significance_and_cost(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     made = figures(rows)
     _, head, good, bad = results.results_table(made)
@@ -189,7 +189,7 @@ def test_verify_asks_for_the_words_and_times_itself():
     assert explain(other, calls, file=Path("c.csv")) is other
 
 
-def test_facts_are_those_of_the_named_contexts():
+def test_context_facts_include_only_the_named_contexts():
     def one(key, **more):
         facts = {"hot": 0, "loading": 0, "queued": 0, "running": 0, "loads": 0, "ended": 0, "load_s": 0.0}
         zero = {"load_total_s": 0.0, "run_s": 0.0, "run_total_s": 0.0, "memory_bytes": 0, "waits_for": ""}

@@ -85,7 +85,7 @@ def test_two_processes_do_not_write_one_run(tmp_path):
     opened(tmp_path, folder=first.path).close()
 
 
-def test_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
+def test_full_disk_is_reported_and_loses_no_result(tmp_path):
     rows = [{"id": str(number), "output": str(number) * 900} for number in range(30)]
     run = opened(tmp_path)
     with run.log(key=KEY) as log:

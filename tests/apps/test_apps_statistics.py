@@ -24,7 +24,7 @@ def test_wilson_gives_the_published_intervals(right, total, low, high):
 
 
 @given(st.integers(0, 500), st.integers(1, 500))
-def test_wilson_holds_the_share_and_mirrors(right, total):
+def test_wilson_interval_contains_the_share_and_is_symmetric(right, total):
     right = min(right, total)
     low, high = wilson(right, total)
     assert 0.0 <= low <= right / total <= high <= 1.0
@@ -43,7 +43,7 @@ def test_mcnemar_gives_known_values():
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemar_is_the_binomial_tail(more, fewer):
+def test_mcnemar_p_value_is_twice_the_binomial_tail(more, fewer):
     total = more + fewer
     tail = sum(math.comb(total, count) for count in range(min(more, fewer) + 1))
     p = mcnemar_p_value([True] * more + [False] * fewer, [False] * more + [True] * fewer)
@@ -54,7 +54,7 @@ def test_confusion_counts_truth_by_answer():
     assert confusion([0, 0, 1, 2], [0, 1, 1, 0], labels=3) == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
 
 
-def test_calibration_takes_a_favourite_word_away():
+def test_calibration_removes_the_bias_for_a_word():
     chance = random.Random(1)
     truth = [chance.randrange(3) for _ in range(300)]
     # The scores favour the right word, but the second word always has five nats too many.
@@ -63,7 +63,7 @@ def test_calibration_takes_a_favourite_word_away():
     assert calibrated_label_indices(scores) == truth
 
 
-def test_calibration_ignores_a_rows_common_likelihood():
+def test_calibration_ignores_the_likelihood_common_to_a_row():
     scores = [[-1.0, -2.0, -3.0], [-3.0, -1.0, -2.0], [-2.0, -3.0, -1.0]]
     shifted = [[score - 100.0 * row for score in one] for row, one in enumerate(scores)]
     assert calibrated_label_indices(shifted) == calibrated_label_indices(scores) == [0, 1, 2]

@@ -37,7 +37,7 @@ def test_shipped_example_is_valid():
     assert [item.id for item in sweep.rows][:2] == ["capital", "planet"]
 
 
-def test_combinations_are_the_whole_grid(files, tmp_path):
+def test_sweep_runs_all_combinations_of_its_settings(files, tmp_path):
     (tmp_path / "model").mkdir()
     sweep = read_sweep(files())
     combined = combinations(sweep)
@@ -51,7 +51,7 @@ def test_combinations_are_the_whole_grid(files, tmp_path):
     assert first.digest != sweep.rows.digest
 
 
-def test_empty_cell_is_no_text_and_is_noted(files):
+def test_empty_cell_adds_no_text_and_prints_a_note(files):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nHow?,\nWho?,\n"))
     assert sweep.prompts[0].fill(list(sweep.rows)[1].fields) == "Q: How? ()\nA:"
     for empty in (None, float("nan"), "  "):
@@ -142,7 +142,7 @@ class Toy:
         ]
 
 
-def test_row_refused_by_the_model_costs_no_other_row(files, tmp_path):
+def test_other_rows_have_results_if_the_model_rejects_a_row(files, tmp_path):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
     combined = combinations(sweep)[:2]
     with RecordLog(tmp_path / "log", key=KEY) as log, RecordLog(tmp_path / "failed", key=KEY) as failed:

@@ -86,7 +86,7 @@ def count_held() -> int:
     return sum(map(HELD.__contains__, map(type, every)))
 
 
-def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_keeps_few_of_many_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count, batch = 3_000, 50
     write_data(tmp_path / "rows.jsonl", count)
     (tmp_path / "sweep.toml").write_text(
@@ -141,7 +141,7 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     ]  # fmt: skip
 
 
-def test_rows_ahead_fit_and_calls_keep_devices_busy() -> None:
+def test_number_of_calls_in_flight_depends_on_the_batch_size() -> None:
     assert [run.max_calls_in_flight(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
 
 

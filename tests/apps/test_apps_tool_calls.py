@@ -191,7 +191,7 @@ def test_chat_template_shows_its_format(template, format):
         ("So it is cut </thi", "<think>", "So it is cut </thi", ""),
     ],
 )
-def test_reasoning_is_apart_from_the_answer(text, prompt, thought, said):
+def test_reasoning_is_separated_from_the_answer(text, prompt, thought, said):
     for size in PIECES:
         parser = ReasoningParser(REASONING["deepseek_r1"], prompt=prompt)
         found = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]

@@ -85,7 +85,7 @@ def begun_with(context, text, samples, job):
 
 
 @pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # 40 tokens: one of the texts is shorter, so tuning repeats it
-def test_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
+def test_score_of_a_prompt_equals_the_first_loss_of_tuning(context, virtual_tokens):
     alike = [msgspec.structs.replace(one, target=one.target.replace("no", "not")) for one in tiny.samples()]
     job = tiny.job(iterations=1)
     evaluated = split(alike, data=job.data, seed=job.training.seed).evaluation
@@ -145,7 +145,7 @@ def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
     assert tuning_pace.read_paces(tmp_path, virtual_tokens=64) == {}
 
 
-def test_unusable_bank_costs_the_lookup_alone(context, tmp_path):
+def test_job_runs_without_lookup_if_its_bank_is_unusable(context, tmp_path):
     (tmp_path / "bank").mkdir()
     tune_prompt(context, order_of(tmp_path / "bank", initial="", iterations=1))
     other = msgspec.structs.replace(order_of(initial="", iterations=1), bank=BankPlace(str(tmp_path / "bank"), "else"))

@@ -40,13 +40,13 @@ def tally(written, wanted):
         (["1-2, 3.4 x-y &amp; <z>"], ["1-2, 3,4 x-y & <z>"], 0.65803700625, (14 / 15,)),
     ],
 )
-def test_figures_are_those_of_the_usual_packages(written, wanted, bleu, rouge):
+def test_bleu_and_rouge_equal_those_of_standard_packages(written, wanted, bleu, rouge):
     assert tally(written, wanted).value(Metric.BLEU) == pytest.approx(bleu, rel=1e-9)
     assert [rouge_l(one, other) for one, other in zip(written, wanted, strict=True)] == pytest.approx(rouge)
     assert tally(written, wanted).value(Metric.ROUGE) == pytest.approx(sum(rouge) / len(rouge))
 
 
-def test_tallies_of_ranks_add_up_to_that_of_all():
+def test_sums_of_the_ranks_add_up_to_the_sums_of_all_samples():
     whole = tally(WRITTEN, WANTED)
     parts = [tally(WRITTEN[rank::2], WANTED[rank::2]) for rank in (0, 1)]
     assert (parts[0] + parts[1]).numbers() == pytest.approx(whole.numbers())
@@ -54,6 +54,6 @@ def test_tallies_of_ranks_add_up_to_that_of_all():
     assert len(whole.numbers()) == 15
 
 
-def test_bleu_cuts_words_as_wmt_does():
+def test_bleu_splits_words_like_wmt():
     assert count_words('He said: "It costs $3.50, no?"') == 12
     assert tally(WANTED, WANTED).value(Metric.BLEU) == pytest.approx(1.0)

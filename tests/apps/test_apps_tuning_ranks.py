@@ -255,7 +255,7 @@ def test_rank_with_another_key_does_not_meet_the_gang():
             assert late.answers() == ranks.answers() == [3.0]
 
 
-def test_values_are_the_same_for_rank_0_and_for_others():
+def test_every_rank_reads_the_same_values_from_the_store():
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
     first = stores.serve(listener, key=b"k" * 32, limit_s=0.3)
@@ -288,7 +288,7 @@ def test_values_are_the_same_for_rank_0_and_for_others():
         other.close()
 
 
-def test_wrong_request_ends_its_connection_alone():
+def test_wrong_request_ends_only_its_own_connection():
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
     first = stores.serve(listener, key=b"k" * 32, limit_s=1.0)

@@ -88,7 +88,7 @@ def test_prompt_of_another_base_is_not_added(here, ready):
         (BASE, ["--models", "models.toml"], "--models is the file of --serve; give --serve NAME too"),
     ],
 )
-def test_what_cannot_be_served_is_refused_before_the_job(here, models, arguments, said):
+def test_unservable_prompt_is_refused_before_its_job_starts(here, models, arguments, said):
     (here / "models.toml").write_text(models)
     shutil.rmtree(here / "runs" / "facts-1")
     result = CliRunner().invoke(submit_jobs, ["facts.toml", *arguments])

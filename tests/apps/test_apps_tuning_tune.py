@@ -252,7 +252,7 @@ def test_checkpoints_come_with_reports_and_the_farther_one_counts(context, tmp_p
     assert not any(kept.values())
 
 
-def test_damaged_checkpoint_costs_only_time(context, tmp_path):
+def test_job_starts_again_if_its_checkpoint_is_damaged(context, tmp_path):
     (tmp_path / "checkpoint.safetensors").write_bytes(b"half")
     tuned = tuner.tune(context, tiny.job(), tiny.samples(), folder=tmp_path)
     assert tuned.points == tuner.tune(context, tiny.job(), tiny.samples()).points

@@ -208,7 +208,7 @@ def test_connected_client_keeps_a_session_from_being_idle(managers: Managers) ->
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_kept_manager_restarts_after_a_kill_not_after_its_end(managers: Managers) -> None:
+def test_keeper_restarts_a_killed_manager_but_not_an_ended_one(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
     first = lease.read(managers.folder.lease)
     assert first is not None

@@ -185,7 +185,7 @@ def test_manager_without_a_lease_is_recognized_by_its_handshake(manager: Manager
     assert presence.is_up(manager.folder)
 
 
-def test_handshake_tells_another_sessions_manager_without_lease(
+def test_handshake_detects_the_manager_of_another_session(
     manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "SIGN_S", 100.0)
