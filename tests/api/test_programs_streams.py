@@ -127,12 +127,6 @@ def test_cached_cancelled_and_unsent_futures_have_pieces():
         list(count(stoker.app(abs)("no number")).pieces())
 
 
-def test_map_over_a_generator_function_yields_lists():
-    assert list(stoker.map(count, [0, 1, 3])) == [[], [0], [0, 1, 2]]
-    assert list(stoker.map(count_later, [2])) == [[0, 1]]
-    assert stoker.app(stream=False)(count.function)(3).result(30) == [0, 1, 2]
-
-
 def test_function_that_returns_an_iterator_may_send_pieces():
     def squares(number):
         return (each * each for each in range(number))

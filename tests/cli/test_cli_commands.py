@@ -56,15 +56,6 @@ def test_every_command_accepts_its_session_as_argument_and_option(stoker: Stoker
     )
 
 
-def test_run_command_finds_the_applications(stoker: Stoker):
-    shown = stoker("run", "--help").output
-    assert "fact_verification" in shown
-    assert "inference_sweep" in shown
-    assert " common " not in shown
-    stoker.ok("run", "fact_verification", "--help")
-    stoker.ok("run", "fact-verification", "--help")
-
-
 def test_unknown_application_error_names_the_nearest_name(stoker: Stoker):
     result = stoker("run", "fact_verifcation")
     assert result.exit_code == 2
@@ -311,7 +302,6 @@ if __name__ == "__main__":
     [
         (["--tests"], "--tests needs a site file, which describes the job: stoker doctor site.toml --tests"),
         (["here.toml", "--tests", "--probe"], "--probe and --tests: use only one of these options"),
-        (["here.toml", "-k", "peer"], "-k is for --tests"),
     ],
 )
 def test_doctor_refuses_site_suite_options_that_do_not_fit(
@@ -339,9 +329,7 @@ FULL = "the output cannot be written: No space left on device; make room on that
     ("arguments", "output", "ended"),
     [
         (["sessions"], ">/dev/full", (1, FULL)),
-        (["sessions", "--json"], ">/dev/full", (1, FULL)),
         (["sessions"], ">&-", (0, "")),
-        (["sessions", "--json"], ">&-", (0, "")),
     ],
 )
 def test_unwritable_output_is_an_error_and_closed_output_is_not(

@@ -110,20 +110,6 @@ def test_unmeasured_work_is_not_forecast(stoker: Stoker, site: str):
     assert "make a short run first" in str(error)
 
 
-@pytest.mark.usefixtures("measured")
-def test_function_with_packed_inputs_is_planned_with_its_batch_size(stoker: Stoker):
-    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    store = performance()
-    store.record_runs("r", kind="NVIDIA A10", function="packed", run_s=[2.0] * 40, calls=10, items=16)
-    store.close()
-    shown = stoker("plan", "here.toml", "packed", "--inputs", "400").output
-    assert shown.startswith("plan · packed on here · 400 inputs in 25 calls")
-    assert "are assumed to have had" not in shown
-    assert "are assumed to have had 16 inputs each" in stoker(
-        "plan", "here.toml", "packed", "--inputs", "400", "--per-call", "8"
-    ).output  # fmt: skip
-
-
 def record(function: str, *, run_s: float) -> None:
     store = performance()
     store.record_runs("bare", kind="cpu", function=function, run_s=[run_s] * 40)
