@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pickle
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from stoker.config import (
 )
 from stoker.errors import ConfigError, UnitError
 from stoker.manager.live.helper_processes import source_of
+from stoker.units import parse_rate
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
 
@@ -276,3 +278,23 @@ def test_idle_time_of_a_block_depends_on_the_session_or_the_site() -> None:
     silent, explicit = parse_site("", file="a"), parse_site('[policy]\nidle = "5 min"', file="b")
     assert [source_of(silent, kept=kept).idle_s for kept in (False, True)] == [120.0, 1800.0]
     assert [source_of(explicit, kept=kept).idle_s for kept in (False, True)] == [300.0, 300.0]
+
+
+# ---- units
+
+
+RATES = {
+    "1.2 GB/s": 1.2e9, "500MB/s": 5e8, "1 GiB / s": 2.0**30, "10 Gbit/s": 1.25e9, "8 bit/s": 1.0, "3 B/s": 3.0,
+    "unlimited": math.inf,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RATES)
+def test_rates_are_in_bytes_per_second(text: str) -> None:
+    assert parse_rate(text) == pytest.approx(RATES[text])
+
+
+@pytest.mark.parametrize("text", ["10 Gb/s", "1.2 GB", "1.2", "fast", "-1 GB/s", "1 GB/min", "", -1.0, math.nan, True])
+def test_invalid_rate_is_refused_with_an_example(text: object) -> None:
+    with pytest.raises(UnitError, match="is not a rate"):
+        parse_rate(text)  # type: ignore[arg-type]
