@@ -2,14 +2,12 @@
 small model has random weights; `make run` and the docs tests use the shipped model.
 """
 
-import base64
 import contextlib
 import importlib.util
 import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -256,74 +254,3 @@ def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, ti
         patch.chdir(tmp_path)
         again = Stoker()("batch", "r.jsonl", *models, "--out", "run")
     assert "this run is finished, its results are in run/responses.jsonl" in str(again.exception)
-
-
-@pytest.mark.long
-def test_one_model_answers_and_embeds(tmp_path, tiny, up):
-    lines = [
-        request(0, temperature=0),
-        {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": ["one", "two"]}},
-        {
-            "custom_id": "p", "method": "POST", "url": "/v1/embeddings",
-            "body": {"model": "m", "input": "two", "encoding_format": "base64"},
-        },
-        {"custom_id": "long", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x" * 2100}},
-    ]  # fmt: skip
-    write_lines(tmp_path / "r.jsonl", lines)
-    batch(tmp_path, "--model", tiny, *up.joined, code=1)
-    text, plain, packed = (line["response"]["body"] for line in read_lines(tmp_path / "run" / "responses.jsonl"))
-    assert text["object"] == "text_completion"
-    assert plain["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
-    vectors = [each["embedding"] for each in plain["data"]]
-    assert [sum(number**2 for number in vector) for vector in vectors] == [pytest.approx(1), pytest.approx(1)]
-    given = base64.b64decode(packed["data"][0]["embedding"])
-    assert struct.unpack(f"<{len(given) // 4}f", given) == pytest.approx(vectors[1], abs=1e-6)
-    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
-    error = refused["response"]["body"]["error"]
-    assert (refused["custom_id"], error["code"], error["param"]) == ("long", "context_length_exceeded", "input")
-
-
-def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, tiny, up):
-    chat = request(1, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
-    forms = {
-        name: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": kind}}}
-        for name, kind in (("json", "null"), ("wrong", "nil"))
-    }
-    asked = {"model": "m", "messages": chat["body"]["messages"]}
-    lines = [
-        chat, request(2, max_tokens=4, temperature=0, logprobs=2), request(4, max_tokens=4, logprobs=0),
-        *(
-            {**chat, "custom_id": name, "body": {**asked, "response_format": form}}
-            for name, form in forms.items()
-        ),
-    ]  # fmt: skip
-    write_lines(tmp_path / "r.jsonl", lines)
-    batch(tmp_path, "--model", tiny, "--engine", "continuous", *up.joined, code=1)
-    answers = [line["response"]["body"]["choices"][0] for line in read_lines(tmp_path / "run" / "responses.jsonl")]
-    first, second, third = (answer["logprobs"] for answer in answers[:3])
-    assert answers[3]["message"]["content"] == "null"
-    assert len(first["content"]) == len(second["tokens"]) == len(third["tokens"]) == 4
-    for place in first["content"]:
-        # the model chose the most likely token
-        assert place["logprob"] == pytest.approx(place["top_logprobs"][0]["logprob"])
-        assert len(place["top_logprobs"]) == 2
-        assert bytes(place["bytes"]).decode(errors="replace") == place["token"]
-    assert max(second["token_logprobs"]) <= 0
-    assert [len(each) for each in third["top_logprobs"]] == [0] * 4
-    assert second["text_offset"][0] == 0
-    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
-    assert refused["custom_id"] == "wrong"
-    assert "schema" in refused["response"]["body"]["error"]["message"]
-
-
-def test_token_ids_are_prompts_and_may_be_echoed(tmp_path, tiny, up):
-    ids = {"prompt": [[40, 41, 42], [43]], "echo": True, "max_tokens": 0, "logprobs": 1}
-    write_lines(tmp_path / "r.jsonl", [request(0, **ids), request(2, prompt=[40, 40_000])])
-    batch(tmp_path, "--model", tiny, "--engine", "continuous", *up.joined, code=1)
-    (line,) = read_lines(tmp_path / "run" / "responses.jsonl")
-    first, second = (choice["logprobs"] for choice in line["response"]["body"]["choices"])
-    assert line["response"]["body"]["usage"] == {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4}
-    assert (len(first["tokens"]), second["token_logprobs"]) == (3, [None])
-    assert max(first["token_logprobs"][1:]) < 0
-    error = read_lines(tmp_path / "run" / "errors.jsonl")[0]["response"]["body"]["error"]
-    assert (error["param"], "the token 40000" in error["message"]) == ("prompt", True)
