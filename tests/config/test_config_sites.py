@@ -19,9 +19,7 @@ from stoker.config import (
     load_site,
     load_sites,
     parse_site,
-    read_sites,
     shipped_site_names,
-    write_sites,
 )
 from stoker.errors import ConfigError, UnitError
 from stoker.manager.live.helper_processes import source_of
@@ -54,13 +52,6 @@ def test_units_of_settings_are_parsed() -> None:
     assert site.pilot.cache_bytes == 1_500_000_000_000
     assert site.session.heartbeat_s == 0.5
     assert site.session.lease_s == 5400
-
-
-def test_session_reads_the_site_files_that_it_has_written(tmp_path: Path) -> None:
-    for name, heartbeat in (("a", "150 ms"), ("b", "1h"), ("c", "0.1 s")):
-        text = f'name = "{name}"\n[session]\nheartbeat = "{heartbeat}"\nlease = "2h30m"\n[policy]\nidle = 0'
-        write_sites(tmp_path, [site := parse_site(text, file=name)])
-        assert read_sites(tmp_path)[name] == site
 
 
 FAULTS = {
