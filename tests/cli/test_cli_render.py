@@ -367,7 +367,7 @@ LINE = b"%06d a line that some call printed\n"
 
 def test_call_without_its_log_section_is_reported(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
     log = tmp_path / "lib-1.log"
-    log.write_bytes(b"".join(LINE % number for number in range(400_000)))
+    log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
     size = log.stat().st_size
     assert free_file_middle(log, most_bytes=1 << 20)
     logs._show("c-1", log, start=10 << 20, end=11 << 20)
@@ -376,7 +376,7 @@ def test_call_without_its_log_section_is_reported(tmp_path: Path, capfdbinary: p
     assert b"1.0 MB of the output of c-1 are lost" in b" ".join(err.split())
     logs._show("c-2", log, start=(1 << 20) - len(LINE % 0), end=size)
     out, err = capfdbinary.readouterr()
-    assert out.endswith(LINE % 399_999)
+    assert out.endswith(LINE % 1_199_999)
     assert b"of the output of c-2 are lost" in b" ".join(err.split())
     logs._show("c-3", log, start=0, end=len(LINE % 0))
     assert capfdbinary.readouterr() == (LINE % 0, b"")
