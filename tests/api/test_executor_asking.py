@@ -18,9 +18,9 @@ from parsl.jobs.states import JobState, JobStatus
 import stoker
 from stoker import errors
 from stoker.contexts import payloads
-from stoker.contexts.recipe import BARE, ObjectRef
+from stoker.contexts.recipe import ObjectRef
 from stoker.manager.executor import blocks, executor, failures
-from stoker.manager.executor.options import CallPlace, SpecificationError, parse_call_specification, read_parsl_spec
+from stoker.manager.executor.options import SpecificationError, parse_call_specification, read_parsl_spec
 from stoker.manager.executor.packing import FunctionCache, bare, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
 from stoker.manager.executor.session_files import LargeArguments
@@ -107,16 +107,6 @@ def test_deadline_counts_from_the_submission():
     [
         ({"cores": 1}, ["cores", "priority", "timeout_s"]),
         ({"prioritty": 1}, ["did you mean priority?"]),
-        ({"priority": "high"}, ["priority", "'high'", "whole number"]),
-        ({"priority": True}, ["priority"]),
-        ({"timeout_s": "10 parsecs"}, ["timeout_s", "10 parsecs"]),
-        ({"context": load_model}, ["context", "load_model"]),
-        ({"context": stoker.context(load_model)}, ["load_model"]),
-        ({"context": 7}, ["context", "7"]),
-        ({"variants": recipe}, ["variants"]),
-        ({"variants": [load_model]}, ["variants"]),
-        ({"gang": (3, 2)}, ["gang", "(3, 2)"]),
-        ({"features": {"tokens": 3}}, ["features"]),
     ],
 )
 def test_wrong_specification_is_refused_by_name(specification, words):
@@ -225,15 +215,6 @@ def test_function_is_sent_again_if_a_used_value_changed(before, after):
     assert second != first
 
 
-def test_unchanged_mutable_value_keeps_the_functions_bytes():
-    names = _in_a_namespace("rows = [1]\nclass C: rate = 1\ndef use():\n    return rows, C\n")
-    cache, use = FunctionCache(), names["use"]
-    first = cache.blob(use, takes_context=False)
-    other = cache.blob(use, takes_context=True)
-    assert cache.blob(use, takes_context=False) is first
-    assert cache.blob(use, takes_context=True) is other
-
-
 def test_changed_function_bytes_are_reported_for_each_call_style():
     replaced = []
     cache = FunctionCache(on_replaced=lambda old, new: replaced.append((old, new)))
@@ -255,18 +236,6 @@ def test_large_captured_value_is_reported_once(caplog):
     assert [record.getMessage().partition(", and sent")[0] for record in caplog.records] == [
         "use uses table, which may change: its 2.0 MB are pickled with every call"
     ]
-
-
-def test_name_rebound_to_an_equal_value_changes_nothing(caplog):
-    names = _in_a_namespace("scale = 10.0\ndef times(x):\n    return x * scale * helper()\n")
-    cell = compile("def helper():\n    return 1\n", "<cell 2>", "exec")
-    exec(cell, names)
-    preparer, times = Preparer(), names["times"]
-    first = _key(preparer, times)
-    names["scale"] = float("10")
-    exec(cell, names)  # run the notebook cell again unchanged
-    assert _key(preparer, times) == first
-    assert not caplog.records
 
 
 def test_closures_are_watched_but_not_kept_alive():
@@ -373,18 +342,6 @@ def test_memoization_includes_the_context_and_not_the_priority():
     one = AppWants(parse_call_specification({"context": recipe, "priority": 1}))
     two = AppWants(parse_call_specification({"context": recipe, "priority": 2}))
     assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppWants(parse_call_specification({})))
-
-
-def test_calls_of_one_specification_share_a_job():
-    preparer = Preparer()
-    prepared = preparer.function(double)
-    plain = preparer.wants({})
-    here = CallPlace("/a")
-    assert prepared.submission(double, plain, place=here) is prepared.submission(double, plain, place=here)
-    assert prepared.submission(double, plain, place=CallPlace("/b")).options.folder == "/b"
-    assert prepared.submission(double, plain, place=here).recipe is BARE
-    late = preparer.wants({"deadline_s": 10})
-    assert prepared.submission(double, late) is not prepared.submission(double, late)
 
 
 # ---- ends

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import dataclasses
-import gc
 import os
 import pickle
 import re
 import threading
 import time
-import weakref
 from typing import Any
 
 import msgspec
@@ -15,16 +12,14 @@ import pytest
 from polling import PATIENCE_S
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.errors import CallCancelledError, ProtocolError, SessionError, StreamDiffersError
+from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor import membership
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.outgoing import Submission, wait_for_answer
-from stoker.manager.executor.pieces import PieceInbox, PieceReader
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.executor.stream import StreamEnd
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
+from stoker.protocol.calls import CallEnd, CallForecast, CallOptions
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
@@ -51,27 +46,6 @@ def test_hello_is_the_first_frame_and_names_the_session(link, router):
     sequence, messages = router.frames[0]
     assert sequence == 0
     assert messages == [to_manager.ClientHello(wire.VERSION, "test", 0, False)]
-
-
-def test_definitions_are_sent_once_before_calls_that_need_them(link, router):
-    recipe = Recipe(key="k", name="llm-k")
-    first, second = submission("f", recipe), submission("f", recipe)
-    submit(link, first)
-    submit(link, second)
-    router.calls(2)
-    sent = [type(message) for _, messages in router.frames[1:] for message in messages]
-    assert sent[:3] == [to_manager.DefineRecipe, to_manager.DefineFunction, to_manager.Submit]
-    assert sent.count(to_manager.DefineFunction) == sent.count(to_manager.DefineRecipe) == 1
-
-
-def test_bulk_calls_of_one_job_are_sent_as_one_submit(link, router):
-    a, b = submission("a"), submission("b")
-    sink = CallFuture(link)
-    link.submit_many(a, [b"1"] * 100, sink)
-    router.calls(100)
-    link.submit_many(b, [b"2"] * 10, sink)
-    router.calls(110)
-    assert [(s.function, len(s.calls)) for s in router.all(to_manager.Submit)] == [("a", 100), ("b", 10)]
 
 
 def test_call_ids_carry_the_client_number(router, unwelcomed):
@@ -183,17 +157,6 @@ def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
         assert future.result(PATIENCE_S) == turn
 
 
-def test_callback_may_submit_a_call(link, router, until):
-    second: list[CallFuture] = []
-    first = submit(link, submission())
-    first.add_done_callback(lambda _: second.append(submit(link, submission())))
-    router.answer([done(router.calls(1)[0].call)])
-    first.result(PATIENCE_S)
-    router.answer([done(router.calls(2)[1].call, "chained")])
-    # the callback sends its own call before it returns
-    assert until(lambda: second)[0].result(PATIENCE_S) == "chained"
-
-
 def test_end_of_the_session_fails_pending_and_later_calls(link, router):
     future = submit(link, submission())
     router.calls(1)
@@ -284,18 +247,6 @@ def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monke
     until(lambda: not unwelcomed.journal_trouble)
 
 
-def test_welcome_clears_the_journal_trouble(link, router, until):
-    router.say(msgspec.structs.replace(STATUS, trouble={JOURNAL: "the disk of /runs is full"}))
-    until(lambda: link.journal_trouble)
-    router.break_connection(link)
-    router.listen()
-    router.hear(to_manager.ClientHello)
-    assert link.journal_trouble, "the journal's disk may still be full"
-    router.welcome()
-    link.wait_joined(PATIENCE_S)
-    assert not link.journal_trouble
-
-
 def test_unknown_frame_changes_nothing(link, router):
     future = submit(link, submission())
     call = router.calls(1)[0].call
@@ -303,18 +254,6 @@ def test_unknown_frame_changes_nothing(link, router):
     router.socket.send_multipart([router._peer, b""])
     router.answer([done(call, "still here")])
     assert future.result(PATIENCE_S) == "still here"
-
-
-def test_finished_future_leaves_nothing_in_the_link(link, router, until):
-    future = submit(link, submission())
-    kept = weakref.ref(future)
-    router.answer([CallEnd(router.calls(1)[0].call, False, b"", 0.0, Failure(FailureKind.CANCELLED, "why"))])
-    with pytest.raises(CallCancelledError):
-        future.result(PATIENCE_S)
-    del future
-    router.answer([done(submit(link, submission()).call)])
-    router.calls(2)
-    until(lambda: gc.collect() >= 0 and kept() is None)  # the thread of the link may still reference the first call
 
 
 def test_forked_child_keeps_the_argument_files_of_its_parent(link, router):
@@ -391,33 +330,3 @@ def test_link_closes_while_its_thread_reads_the_wake_up_pipe(tmp_path, monkeypat
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
-
-
-def test_pieces_are_requested_again_after_the_calls(link, router):
-    end = StreamEnd(PieceInbox(keeps_all=False))
-    call = link.submit(submission(), b"x", end, inbox=end.inbox)
-    router.calls(1)
-    router.say(to_client.Pieces(call, 1, 0, [pickle.dumps("a", 5)], waits=True))
-    assert router.hear(to_manager.PiecesTaken) == [to_manager.PiecesTaken(call, 1, 1)]
-    router.frames.clear()
-    router.say(to_client.ClientWelcome("test", 0, again=True))
-    assert router.hear(to_manager.PiecesTaken) == [to_manager.PiecesTaken(call, 1, 1, again=True)]
-    kinds = [(bool(sequence), type(messages[0])) for sequence, messages in router.frames]
-    assert kinds == [(True, to_manager.DefineRecipe), (False, to_manager.PiecesTaken)]
-    assert to_manager.Submit in [type(message) for message in router.frames[0][1]]
-    assert next(PieceReader(end.inbox, link.acknowledge)) == "a"
-
-
-def test_differing_rerun_of_a_stream_cancels_and_fails_its_call(link, router):
-    what = dataclasses.replace(submission(), options=CallOptions(stream=True))
-    inbox = PieceInbox(keeps_all=True)
-    future = CallFuture(link, inbox=inbox)
-    future.call = link.submit(what, b"x", future, inbox=inbox)
-    router.calls(1)
-    router.say(to_client.Pieces(future.call, 1, 0, [b"a", b"b"], waits=True))
-    router.hear(to_manager.PiecesTaken)
-    assert inbox.take(0) is not None
-    router.say(to_client.Pieces(future.call, 2, 0, [b"other"]))
-    with pytest.raises(StreamDiffersError, match="piece 0"):
-        future.result(PATIENCE_S)
-    assert router.hear(to_manager.Cancel)[0].calls == [future.call]

@@ -120,12 +120,6 @@ def timed(*submissions: Submission) -> tuple[Outgoing, Callable[..., OpenCall]]:
     return out, opened
 
 
-def test_deadline_is_sent_as_seconds_left() -> None:
-    for now, left in ((100.0, 60.0), (170.0, -10.0)):
-        [frame] = timed(TIMED, SUBMISSION)[0].frames(now)
-        assert seconds_left(frame) == [left, None]
-
-
 def test_resent_frame_differs_only_in_seconds_left() -> None:
     out, opened = timed(TIMED, SUBMISSION)
     [frame] = out.frames(100.0)
@@ -153,15 +147,6 @@ def test_deadline_of_an_acknowledged_call_is_not_counted_down() -> None:
     assert not out.has_unacknowledged
 
 
-def test_resubmission_reduces_the_seconds_left_of_deadlines() -> None:
-    out, _ = timed(TIMED)
-    list(out.frames(100.0))
-    out.acked(1)
-    out.resubmit_everything()
-    [frame] = out.frames(150.0)
-    assert seconds_left(frame) == [10.0]
-
-
 def test_changed_limits_of_a_context_are_sent_to_the_manager() -> None:
     out, opened = outgoing()
     few, more = LibraryLimits(most=1), LibraryLimits(most=2)
@@ -176,13 +161,3 @@ def test_changed_limits_of_a_context_are_sent_to_the_manager() -> None:
     assert said == [[NO_LIMITS], [few], [], [NO_LIMITS], [few], [more]], "also that they are taken back"
     out.resubmit_everything()
     assert defines(more, 7) == [NO_LIMITS, few, NO_LIMITS, few, more], "a manager that has lost it is told again"
-
-
-def test_context_sets_the_limits_of_a_variant_by_its_key() -> None:
-    recipes = [replace(BARE, limits=LibraryLimits(most=most)) for most in (1, 2)]
-    out, opened = outgoing()
-    submission = Submission(SUBMISSION.function, recipes[0], CallOptions(), (recipes[1],))
-    out.queue.append(opened(1, submission))
-    messages = [message for frame in out.frames(0.0) for message in wire.from_client_decoder()(frame).messages]
-    assert [x.recipe.limits.most for x in messages if isinstance(x, to_manager.DefineRecipe)] == [1]
-    assert isinstance(messages[-1], to_manager.Submit)

@@ -75,14 +75,6 @@ def test_tasks_of_many_streams_are_woken_together() -> None:
     assert found[1:] == ["one", "one"]
 
 
-def test_repeated_pieces_and_pieces_after_a_gap_are_not_accepted() -> None:
-    inbox = make()
-    inbox.add(pieces(0, 1))
-    inbox.add(pieces(5, 6))
-    inbox.add(pieces(0, 1, 2))
-    assert read(inbox, 0, 9) == [b"0", b"1", b"2"]
-
-
 def test_acknowledgements_are_batched_unless_the_call_waits() -> None:
     inbox = make()
     assert inbox.add(pieces(*range(ACK_PIECES - 1))) is None
@@ -130,17 +122,6 @@ def test_run_that_differs_from_read_pieces_ends_the_stream(keeps_all: bool) -> N
     assert (caught.value.piece, caught.value.handed_on, caught.value.call) == (1, 2, "c-3")
     with pytest.raises(StreamDiffersError):
         inbox.take(2)
-
-
-def test_new_run_may_differ_if_the_program_allows_it() -> None:
-    inbox = make(may_differ=True)
-    inbox.add(pieces(0, 1, 2))
-    read(inbox, 0, 2)
-    inbox.add(pieces(0, 1, 2, 3, run=2, mark="!"))
-    assert read(inbox, 2, 9) == [b"2!", b"3!"]
-    inbox.finish(end=CallEnd(CALL, ok=True, pieces=1))
-    with pytest.raises(StopIteration):
-        inbox.take(4)
 
 
 def test_new_run_that_is_shorter_counts_as_different() -> None:

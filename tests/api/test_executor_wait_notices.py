@@ -98,19 +98,6 @@ def test_notices_stop_with_a_pilot_and_resume_without() -> None:
     assert len(desk.look(progress.CHECK_SELDOM_S + FIRST_S + 1)) == 1
 
 
-def test_session_with_pilots_is_seldom_queried() -> None:
-    desk = WaitingProgram()
-    desk.here = status(pilots=1)
-    desk.look(FIRST_S)
-    desk.asked = 0
-    desk.look(2 * FIRST_S)
-    desk.look(3 * progress.CHECK_SELDOM_S)
-    assert desk.asked <= 6
-    desk.waits, desk.asked = False, 0
-    desk.look(3 * progress.CHECK_SELDOM_S)
-    assert desk.asked == 0
-
-
 NO_DISK = "1 of 1 connected pilots cannot load llm: n0 has 5.0 GB free on its scratch disk, and llm wants 9.0 TB"
 
 

@@ -1,4 +1,4 @@
-"""`stoker.map` limits the bytes of received and expected results."""
+"""`stoker.map` limits the bytes of received and expected results, and reports its progress to the manager."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.manager.executor.map_window import GROW_S, WINDOW_BYTES, Window
+from stoker.manager.executor.map_window import GROW_S, WINDOW_BYTES, MapReports, Window
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
+from stoker.protocol.to_manager import MapReport
 
 KB, MB = 1_000, 1_000_000
 
@@ -25,8 +26,7 @@ def came(stream):
     return sum(len(end.payload) if isinstance(end.payload, bytes) else end.payload.size_bytes for end in ends)
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize(("size", "count"), [(300 * KB, 60), (1_200 * KB, 20)])
+@pytest.mark.parametrize(("ordered", "size", "count"), [(True, 300 * KB, 60), (False, 1_200 * KB, 20)])
 def test_slow_loop_over_large_results_has_bounded_memory(session, until, ordered, size, count):
     app = stoker.app()(lambda number: large(number, size))
     stream = stoker.map(app, range(count), ordered=ordered)
@@ -170,33 +170,60 @@ def test_waiting_loop_may_have_more_calls_in_flight():
     assert calls.fill() == 2
 
 
-def test_one_call_is_always_allowed_with_nothing_in_flight():
-    calls = Calls(5, most_bytes=10)
-    for _ in range(4):
-        assert calls.fill() == 1
-        calls.end(1, size_bytes=1_000)
-        assert calls.fill() == 0
-        calls.take()
+# ---- reports
 
 
-def test_calls_are_sent_in_groups_while_other_calls_are_in_flight():
-    calls = Calls(2_000)
-    calls.fill()
-    calls.end(1, size_bytes=0)
-    calls.take()
-    calls.fill()
-    calls.end(499, size_bytes=0)
-    assert calls.window.call_count_worth_sending(ready=0) == 0
-    calls.end(1, size_bytes=0)
-    assert calls.window.call_count_worth_sending(ready=0) == 500
-    calls.end(len(calls.window.in_flight), size_bytes=10 * MB)
-    while calls.ready:
-        calls.take()
-    assert calls.fill() == 25
-    calls.end(5, size_bytes=10 * MB)
-    for _ in range(5):
-        calls.take()
-    assert calls.window.call_count_worth_sending(ready=0) == 0
-    calls.end(1, size_bytes=10 * MB)
-    calls.take()
-    assert calls.window.call_count_worth_sending(ready=0) == 6
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(items, *, batch_size=None):
+    told: list[MapReport] = []
+    clock = Clock()
+    reports = MapReports(told.append, name="f", context="c", items=items, batch_size=batch_size, clock=clock)
+    return reports, told, clock
+
+
+def facts(report):
+    return report.total, report.done, report.kept, report.unsent, report.over
+
+
+def test_map_sends_at_most_one_report_per_second():
+    reports, told, clock = made(100)
+    reports.sent(20)
+    reports.sent(20)
+    reports.ended(5)
+    assert [facts(each) for each in told] == [(100, 0, 0, 80, False)]
+    clock.now = 1.5
+    reports.ended(5)
+    assert facts(told[-1]) == (100, 10, 0, 60, False)
+    reports.close()
+    reports.close()
+    reports.ended(1)
+    assert [facts(each) for each in told[2:]] == [(100, 10, 0, 60, True)]
+
+
+def test_items_in_batches_and_kept_results_count_as_items():
+    reports, told, clock = made(10, batch_size=4)
+    reports.kept()
+    clock.now = 2.0
+    reports.sent(2)
+    assert facts(told[-1]) == (10, 4, 4, 0, False)
+    clock.now = 4.0
+    reports.ended(2)
+    assert facts(told[-1]) == (10, 10, 4, 0, False)
+
+
+def test_map_without_a_length_reports_no_length():
+    reports, told, _ = made(None)
+    reports.sent(3)
+    assert facts(told[-1]) == (-1, 0, 0, -1, False)
+
+
+def test_map_that_sends_no_calls_reports_nothing():
+    reports, told, _ = made(0)
+    reports.close()
+    assert told == []

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import re
 import shlex
-import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -16,22 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from faults.world import until
-from polling import PATIENCE_S
 
 import stoker
-from stoker.manager.executor import progress
-
-
-def start(folder: Path, text: str) -> subprocess.Popen[str]:
-    (folder / "program.py").write_text(textwrap.dedent(text))
-    return subprocess.Popen(
-        [sys.executable, "-u", str(folder / "program.py")],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -117,56 +99,6 @@ def test_program_that_fails_in_its_with_block_raises_its_own_error(run_program):
     assert done.stderr.rstrip().endswith("RuntimeError: my own mistake")
 
 
-@pytest.mark.long
-def test_ctrl_c_stops_cleanly_and_reports_what_is_kept(tmp_path):
-    program = start(
-        tmp_path,
-        """
-        import stoker, time
-        def slowly(n):
-            time.sleep(0.02 if n < 4 else 60)
-            return n
-        with stoker.load():
-            for value in stoker.map(slowly, range(100)):
-                print(value)
-                if value == 3:
-                    time.sleep(60)
-        """,
-    )
-    assert [program.stdout.readline() for _ in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
-    time.sleep(0.2)
-    os.killpg(program.pid, signal.SIGINT)  # signal the whole process group, like a terminal
-    _, said = program.communicate(timeout=PATIENCE_S)
-    assert said.count("stoker.map stopped: 4 of 100 results were taken") == 1
-    assert "KeyboardInterrupt" in said
-
-
-@pytest.mark.long
-def test_context_with_a_long_load_reports_its_progress(tmp_path, monkeypatch, caplog):
-    for limit in ("FIRST_S", "CHECK_S"):
-        monkeypatch.setattr(progress, limit, 0.5)
-
-    @stoker.context
-    def slow(gate):
-        print("reading the first shard", flush=True)
-        while not os.path.exists(gate):
-            time.sleep(0.01)
-        return 5
-
-    def told():
-        return [record.getMessage() for record in caplog.records if "is loading" in record.getMessage()]
-
-    gate = tmp_path / "gate"
-    with stoker.load(run_dir=tmp_path), caplog.at_level(logging.WARNING, logger="stoker"):
-        used = stoker.app(context=slow(str(gate)))(lambda loaded: loaded)()
-        until(lambda: told() and "first shard" in told()[-1])
-        gate.touch()
-        assert used.result(60) == 5
-    assert re.fullmatch(
-        r"context slow-\w{4} is loading \([\d.]+ \w+\); the last line of its log: reading the first shard", told()[-1]
-    )
-
-
 @pytest.mark.parametrize("mode", ["wait", "skip"])
 def test_exit_mode_decides_whether_the_with_block_waits(tmp_path, mode):
     gate = tmp_path / "gate"
@@ -187,20 +119,3 @@ def test_exit_mode_decides_whether_the_with_block_waits(tmp_path, mode):
         assert future.result(60) == "done"
         session.stop()
     assert future.result(0) == "done"
-
-
-@pytest.mark.long
-def test_idle_contexts_are_evicted_for_cache_space(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("site.toml").write_text(
-        f'name = "small"\n[pilot]\ndevices = "cpu:2"\ncache_size = "20 MB"\nscratch = "{tmp_path}/scratch"\n'
-    )
-
-    @stoker.context(files=("path",))
-    def size_of(path):
-        return os.path.getsize(path)
-
-    with stoker.load("site.toml"):
-        for size in range(9_000_000, 9_000_004):
-            Path(f"weights-{size}").write_bytes(os.urandom(size))
-            assert stoker.app(context=size_of(f"weights-{size}"))(lambda context: context)().result(60) == size

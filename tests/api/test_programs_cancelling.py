@@ -46,11 +46,11 @@ def test_cancelled_running_call_is_stopped_and_not_retried(session, tmp_path):
 
 
 def test_cancelled_queued_calls_never_run(session, tmp_path):
-    marks = [tmp_path / f"begun-{number}" for number in range(40)]
-    futures = [nap(0.5, str(mark)) for mark in marks]
-    assert all(future.cancel() for future in futures[20:])
+    marks = [tmp_path / f"begun-{number}" for number in range(30)]
+    futures = [nap(0.1, str(mark)) for mark in marks]
+    assert all(future.cancel() for future in futures[15:])
     assert not wait(futures, timeout=60).not_done
-    assert [mark.exists() for mark in marks] == [True] * 20 + [False] * 20
+    assert [mark.exists() for mark in marks] == [True] * 15 + [False] * 15
 
 
 def test_cancelled_call_with_a_pending_argument_never_runs(session, tmp_path):
@@ -119,17 +119,6 @@ def test_executor_futures_report_cancellation_to_waiters(session):
     assert not wait(futures, timeout=PATIENCE_S).not_done
 
 
-def test_closed_stream_cancels_the_calls_that_it_sent(session, tmp_path):
-    def mark(number):
-        (tmp_path / str(number)).touch()
-        time.sleep(0.2)
-
-    with stoker.map(mark, range(200)) as results:
-        next(results)
-    until(lambda: left(session) == 0, why="nothing is left")
-    assert len(list(tmp_path.iterdir())) < 200
-
-
 def test_final_failure_is_not_retried(session, tmp_path):
     @stoker.app()
     def dies(path):
@@ -137,14 +126,6 @@ def test_final_failure_is_not_retried(session, tmp_path):
             file.write("x")
         os.kill(os.getpid(), 9)
 
-    @stoker.app(deadline=0.5, late="drop")
-    def slow():
-        time.sleep(0.4)
-
-    late = [slow() for _ in range(40)]
-    dropped = [future for future in late if isinstance(future.exception(60), errors.CallDroppedError)]
-    assert len(dropped) >= 20
-    assert {future.task_record["try_id"] for future in late} == {0}
     with pytest.raises(errors.PoisonCallError):
         dies(str(tmp_path / "deaths")).result(60)
     assert (tmp_path / "deaths").read_text() == "xx"
@@ -239,31 +220,6 @@ def test_stopped_call_leaves_its_model_loaded(session, writer, tmp_path, leave):
     leave(recipe, str(tmp_path / "begun"))
     until(lambda: left(session) == 0, why="nothing runs")
     assert stoker.app(context=recipe)(holder)().result(PATIENCE_S) == pid
-
-
-@pytest.mark.long
-def test_calls_use_a_network_while_it_is_trained_in_place(session):
-    torch = pytest.importorskip("torch")
-
-    net = torch.nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
-
-    @stoker.app
-    def predict():
-        return net.weight.item()
-
-    for _ in range(3):
-        optimizer.zero_grad()
-        ((net(torch.ones(1, 1)) - 5) ** 2).sum().backward()
-        optimizer.step()
-        assert predict().result(PATIENCE_S) == net.weight.item()
-
-
-def test_a_call_is_submitted_when_the_app_returns_its_future(session):
-    future = nap(0.0)
-    assert future.task_record["exec_fu"] is not None
-    after = nap(0.0, after=future)
-    assert (future.result(PATIENCE_S), after.result(PATIENCE_S)) == (0.0, 0.0)
 
 
 def test_interrupted_submission_leaves_no_task(session, monkeypatch):

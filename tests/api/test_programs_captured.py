@@ -7,7 +7,6 @@ import pytest
 HEAD = """
 import functools
 import os
-import signal
 import uuid
 import numpy as np
 import stoker
@@ -86,52 +85,6 @@ def burst():
     for plain, own, again, known in calls:
         yield plain.result(60), own.result(60), again.result(60), known.result(60)
 """
-CLASSES = """
-level = 1
-
-
-class Made:
-    rate = 1.0
-
-    def level(self):
-        return level
-
-
-class MadeError(Exception):
-    rate = 1.0
-
-
-class Same:
-    def level(self):
-        return 1
-
-
-@stoker.app
-def same():
-    return Same()
-
-
-@stoker.app
-def make(fail):
-    if fail:
-        raise MadeError("too much")
-    return Made()
-
-
-def classes():
-    global level
-    futures = make(False), make(True)
-    method = Made.level
-    for future in futures:
-        future.exception()
-    Made.rate = MadeError.rate = 0.5
-    level = 2
-    again = make(False)
-    assert isinstance(make(True).exception(), MadeError)
-    for _ in range(3):
-        same().result()
-    yield type(again.result()) is Made, Made.rate, MadeError.rate, Made.level is method, Made().level()
-"""
 MEMO = """
 factor = 1
 
@@ -157,7 +110,7 @@ def memoized():
 MAIN = """
 if __name__ == "__main__":
     with stoker.load(retries=1):
-        for part in (changed, burst, classes, memoized):
+        for part in (changed, burst, memoized):
             for line in part():
                 print(part.__name__, line)
 """
@@ -168,14 +121,13 @@ SAID = {
         (2, 2.0, (2, [2], [0, 1, 2]), 4),
     ],
     "burst": [((rate, rate, rate), rate, (rate, rate, rate), (rate, rate)) for rate in range(3)],
-    "classes": [(True, 0.5, 0.5, True, 2)],
     "memoized": [(True, 20, 2, 3)],
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, run_program_in):
-    return run_program_in(tmp_path_factory.mktemp("captured"), HEAD + CHANGED + BURST + CLASSES + MEMO + MAIN)
+    return run_program_in(tmp_path_factory.mktemp("captured"), HEAD + CHANGED + BURST + MEMO + MAIN)
 
 
 @pytest.mark.parametrize("part", SAID)

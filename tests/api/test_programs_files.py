@@ -83,7 +83,7 @@ def test_relative_files_work_as_with_parsl(session: Any, here: Path) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_lost_files_are_told_once_for_each_function(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_left_on_the_pilot_are_reported_once(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     @stoker.app
     def leaves(i):
         Path(f"lost{i}.txt").write_text("x")
@@ -98,7 +98,7 @@ def test_lost_files_are_told_once_for_each_function(here: Path, caplog: pytest.L
         with pytest.raises(FileNotFoundError) as missing:
             reads().result(60)
     (said,) = [record.getMessage() for record in caplog.records if "left files" in record.getMessage()]
-    assert said.startswith("test_lost_files_are_told_once_for_each_function.leaves left files")
+    assert said.startswith("test_files_left_on_the_pilot_are_reported_once.leaves left files")
     assert "lost0.txt" in said
     assert f"does not see {here}" in said
     assert any('@context(files=("model.pkl",))' in note for note in missing.value.__notes__)

@@ -295,14 +295,14 @@ def test_map_returns_exceptions_as_results(session, ordered):
     assert (numbers if ordered else sorted(numbers)) == [number for number in range(40) if number % 10 != 3]
 
 
-def test_item_that_cannot_be_sent_can_be_returned_as_a_result(session):
-    items = [1, threading.Lock(), -3]
-    first, second, third = stoker.map(abs, items, return_exceptions=True)
-    assert (first, third) == (1, 3)
-    assert isinstance(second, errors.SerializationError)
+def test_batch_that_cannot_be_sent_can_be_returned_as_a_result(session):
     said = []
     lists = stoker.map(
-        len, [*items, 4], batch_size=3, return_exceptions=True, progress=lambda done, total: said.append((done, total))
+        len,
+        [1, threading.Lock(), -3, 4],
+        batch_size=3,
+        return_exceptions=True,
+        progress=lambda done, total: said.append((done, total)),
     )
     assert [type(each) for each in lists] == [errors.SerializationError, int]
     assert said[-1] == (4, 4)
@@ -408,16 +408,13 @@ def test_map_over_a_file_names_an_unreadable_row(session, tmp_path):
         stoker.map(len, "rows.jsonl")
 
 
-@pytest.mark.parametrize("kind", ["Table", "RecordBatch", "DataFrame", "LazyFrame"])
+@pytest.mark.parametrize("kind", ["DataFrame", "LazyFrame"])
 def test_table_without_rows_as_dicts_is_refused(session, kind):
     what = "two columns 'a'"
     if kind == "DataFrame":
         table = pytest.importorskip("pandas").DataFrame([[1, 2], [3, 4]], columns=["a", "a"])
-    elif kind == "LazyFrame":
-        table, what = pytest.importorskip("polars").LazyFrame({"a": [1]}), r"frame\.collect\(\)"
     else:
-        pyarrow = pytest.importorskip("pyarrow")
-        table = getattr(pyarrow, kind).from_arrays([pyarrow.array([1, 3]), pyarrow.array([2, 4])], names=["a", "a"])
+        table, what = pytest.importorskip("polars").LazyFrame({"a": [1]}), r"frame\.collect\(\)"
     with pytest.raises(errors.ConfigError, match=what):
         stoker.map(len, table)
 
@@ -611,6 +608,25 @@ def test_session_returns_its_status(session, greet):
     assert "ended with a result" in ended.lines[-1].text
     assert not session.explain("c-99999999").found
     assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"
+
+
+def test_option_that_the_own_policy_does_not_support_is_refused(session):
+    with pytest.raises(errors.ConfigError, match=r"does not honour .*leave out variants"):
+        stoker.app(variants=[greeter("other", os.devnull)])(abs)(1).result(60)
+
+
+def test_session_shows_its_running_maps(session):
+    stream = stoker.map(abs, range(-10_000, 0), window=10)
+    next(stream)
+    (one,) = session.status().maps
+    assert (one.function, one.total, one.kept) == ("abs", 10_000, 0)
+    stream.close()
+    assert session.status().maps == ()
+    endless = stoker.map(abs, iter(range(10_000)), window=10)
+    next(endless)
+    (one,) = session.status().maps
+    assert one.total == -1
+    endless.close()
 
 
 def test_second_load_is_refused_with_the_session_name(session):

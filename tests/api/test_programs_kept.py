@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
 import json
 import os
-import pickle
 import resource
 import subprocess
 import sys
 import textwrap
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +17,8 @@ from polling import PATIENCE_S, polls
 import stoker
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
-from stoker.errors import ConfigError, SerializationError, StokerError
+from stoker.errors import ConfigError, StokerError
 from stoker.manager.executor.kept_file import KeptHeader, open_and_lock_kept_file, record
-from stoker.manager.executor.progress import MapProgress
 
 LOAD = {"progress": False}
 
@@ -95,8 +91,7 @@ def test_map_reruns_no_kept_item_after_a_kill(tmp_path):
     assert list(stoker.kept(kept)) == [(each, "result") for each in range(60)]
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize(("ordered", "batch_size"), [(True, None), (False, 3)])
 def test_second_run_computes_only_missing_items(session, tmp_path, kept, ordered, batch_size):
     log = tmp_path / "log"
 
@@ -210,14 +205,6 @@ def test_progress_bar_starts_with_the_kept_results(session, tmp_path, kept, caps
     capsys.readouterr()
     list(stoker.map(work, range(8), keep=kept, progress=True))
     assert "work 8/8" in capsys.readouterr().err.replace("noted.", "")
-    bar = MapProgress("work", 8, lambda _: None, kept=6)
-    assert bar.shown == 6
-    bar.count_kept_items(1)
-    bar(1, 8)
-    assert bar.shown == 6
-    bar(2, 8)
-    assert bar.shown == 7
-    bar.close()
 
 
 # ---- refusals
@@ -375,45 +362,3 @@ def test_full_disk_leaves_only_complete_results(kept):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kept.read_bytes() == before
-
-
-def test_map_on_a_full_disk_raises_a_clear_error(session, kept):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = 40_000_000  # the files of the session are smaller than this limit
-    list(stoker.map(abs, [1], keep=kept))
-    with kept.open("ab") as file:
-        file.truncate(limit - 10)
-        file.seek(limit - 10)
-        file.write(b"\n")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        with pytest.raises(StokerError, match="make room, and run the program again to continue"):
-            list(stoker.map(abs, [1, 2], keep=kept))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(stoker.map(abs, [1, 2], keep=kept)) == [1, 2]
-
-
-def test_result_of_a_removed_class_raises_a_clear_error(kept, tmp_path, monkeypatch):
-    (tmp_path / "shapes_that_go.py").write_text("class Shape:\n    pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    shapes_that_go = importlib.import_module("shapes_that_go")
-    file = open_and_lock_kept_file(kept)
-    file.begin(HEADER)
-    file.append([record(key(0), 0, pickle.dumps(shapes_that_go.Shape(), 5))])
-    file.close()
-    (tmp_path / "shapes_that_go.py").unlink()
-    monkeypatch.delitem(sys.modules, "shapes_that_go")
-    with pytest.raises(SerializationError, match="must be importable in this program"):
-        list(stoker.kept(kept))
-
-
-def test_index_of_many_results_uses_little_memory(kept):
-    written(kept, list(range(20_000)))
-    tracemalloc.start()
-    file = open_and_lock_kept_file(kept)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held / 20_000 < 40
-    assert all(file.value_at(file.find(key(each))) == each for each in (0, 9_999, 19_999))
-    file.close()

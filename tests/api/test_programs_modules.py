@@ -45,8 +45,6 @@ class User:
         return MODEL
 """
 PROGRAM = """
-import pathlib
-import time
 import stoker
 import shapes
 import state
@@ -125,35 +123,10 @@ def load_state():
 def of_state(loaded):
     return loaded, len(state.calls)
 
-# ---- edited
-
-helper = pathlib.Path("helper.py")
-CELL = '''
-@stoker.app(context=context)
-def width(loaded):
-    import helper, os
-    return helper.WIDTH, os.getpid(), loaded
-'''
-
-@stoker.context
-def load():
-    return "loaded"
-
 if __name__ == "__main__":
-    context = load()
     with stoker.load(progress=False):
-        helper.write_text("WIDTH = 1")
-        exec(CELL)
-        first = width().result(60)
-        again = width().result(60)
-        began = time.monotonic()
         classes()
         print(init_and_use().result(60), set_and_use().result(60), of_state().result(60))
-        time.sleep(max(0.0, began + 2.5 - time.monotonic()))  # a younger library would import the module again
-        helper.write_text("WIDTH = 22")
-        exec(CELL)
-        edited = width().result(60)
-        print(first[0], edited[0], first[1] == again[1], first[1] != edited[1], edited[2])
 """
 ONE_CLASS = """\
 (True, True, 1, True)
@@ -166,7 +139,6 @@ caught: so it is
 [0, 3, 6]
 """
 ONE_SET_OF_GLOBALS = "('loaded', 'loaded', 'loaded', 'loaded') ('set', 'set') ('loaded', 0)\n"
-EDITED = "1 22 True True loaded\n"
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +154,4 @@ def test_class_of_a_neighbouring_module_is_imported_once(done):
 
 
 def test_functions_of_a_captured_module_share_its_globals(done):
-    assert ONE_SET_OF_GLOBALS in done.stdout, done.stderr
-
-
-def test_edited_module_ends_a_library_that_imported_it(done):
-    assert (done.returncode, done.stdout.removeprefix(ONE_CLASS + ONE_SET_OF_GLOBALS)) == (0, EDITED), done.stderr
+    assert (done.returncode, done.stdout.removeprefix(ONE_CLASS)) == (0, ONE_SET_OF_GLOBALS), done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.errors import CallDroppedError, ConfigError
+from stoker.errors import CallDroppedError
 from stoker.manager.live.replay import story_of_ended_session
 from stoker.protocol.session import SessionFolder
 
@@ -51,10 +51,3 @@ def test_custom_policy_decides_after_its_file_is_deleted(site, tmp_path):
     story = story_of_ended_session(SessionFolder(session.folder), dropped.value.call)
     assert story.found
     assert "this site takes no calls of low priority" in str(story)
-
-
-def test_invalid_policy_is_refused_before_the_session_starts(site, tmp_path):
-    (site.parent / "fussy.py").write_text("class Fussy: pass")
-    with pytest.raises(ConfigError, match=r"policy .*fussy\.py:Fussy: it has no method of a seam"):
-        stoker.load(site, run_dir=str(tmp_path / "runs"))
-    assert not list(tmp_path.glob("runs/**/keys"))

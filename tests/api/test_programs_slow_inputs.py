@@ -19,8 +19,9 @@ from polling import PATIENCE_S
 
 import stoker
 from stoker.manager.executor import mapping
-from stoker.manager.executor.map_inputs import FORGOTTEN_S, SLOW_S
+from stoker.manager.executor.map_inputs import FORGOTTEN_S
 
+SLOW_S = 0.03
 QUICK = 4
 """Number of items after which an input counts as slow."""
 
@@ -36,8 +37,9 @@ def assert_no_reader():
 
 
 @pytest.fixture(autouse=True)
-def _no_reader_before():
-    """Wait until the reader thread of an earlier test has ended."""
+def _no_reader_before(monkeypatch):
+    """Wait until the reader thread of an earlier test has ended. Items count as slow after `SLOW_S`."""
+    monkeypatch.setattr(mapping, "SLOW_S", SLOW_S)
     assert_no_reader()
 
 
@@ -222,16 +224,6 @@ def test_task_cancelled_while_taking_an_item_cancels_calls(session, is_awaited):
     asyncio.run(run())
 
 
-def test_batches_of_a_slow_input_are_delivered(session):
-    def items():
-        for number in range(10):
-            time.sleep(SLOW_S)
-            yield number
-
-    assert list(stoker.map(sum, items(), batch_size=3)) == [3, 12, 21, 9]
-    assert_no_reader()
-
-
 class Indexed:
     """A sequence with only `__getitem__`, like data sets of PyTorch."""
 
@@ -280,25 +272,13 @@ class Clock:
         return self.now
 
 
-def test_fast_iterator_is_read_in_the_thread_of_the_caller(session, monkeypatch):
-    monkeypatch.setattr(mapping, "time", clock := Clock())
-
-    def rows():
-        table = sqlite3.connect(":memory:")  # sqlite restricts cursors to the thread that made them
-        clock.now += 3 * SLOW_S
-        yield from (row[0] for row in table.execute("WITH RECURSIVE n(x) AS (VALUES(0) UNION ALL SELECT x + 1 FROM n"
-                                                    " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
-
-    assert list(stoker.map(abs, rows())) == list(range(5000))
-
-
 def hold_the_first(number, gate):
     while number == 0 and not os.path.exists(gate):
         time.sleep(0.01)
     return number
 
 
-def test_fast_input_with_rare_slow_items_stays_in_the_caller_thread(session, tmp_path, monkeypatch):
+def test_input_with_few_slow_items_is_read_in_the_caller_thread(session, tmp_path, monkeypatch):
     monkeypatch.setattr(mapping, "time", clock := Clock())
 
     def rows():

@@ -127,12 +127,6 @@ def test_cached_cancelled_and_unsent_futures_have_pieces():
         list(count(stoker.app(abs)("no number")).pieces())
 
 
-def test_map_over_a_generator_function_yields_lists():
-    assert list(stoker.map(count, [0, 1, 3])) == [[], [0], [0, 1, 2]]
-    assert list(stoker.map(count_later, [2])) == [[0, 1]]
-    assert stoker.app(stream=False)(count.function)(3).result(30) == [0, 1, 2]
-
-
 def test_function_that_returns_an_iterator_may_send_pieces():
     def squares(number):
         return (each * each for each in range(number))
@@ -253,11 +247,6 @@ def test_one_call_library_ends_after_the_last_piece_is_read():
     assert len({context for run in runs for context, _ in run}) == 2
 
 
-def test_two_streams_of_a_library_with_one_slot_run_in_turn():
-    first, second = stoker.stream(count, 3000), stoker.stream(count, 3000)
-    assert list(second) == list(first) == list(range(3000))
-
-
 def test_wait_for_the_reader_does_not_count_as_run_time():
     def limited(number, size, pause_s):
         for _ in range(number):
@@ -265,9 +254,9 @@ def test_wait_for_the_reader_does_not_count_as_run_time():
             time.sleep(pause_s)
 
     size = MOST_BYTES // 100
-    stream = stoker.stream(stoker.app(timeout=6.0)(limited), 150, size, 0.0)
+    stream = stoker.stream(stoker.app(timeout=2.0)(limited), 150, size, 0.0)
     next(stream)
-    time.sleep(7.0)
+    time.sleep(2.5)
     assert sum(map(len, stream)) == 149 * size
     with pytest.raises(StokerError, match="its limit is 1 s"):
         list(stoker.stream(stoker.app(timeout=1.0)(limited), 100, 1, 0.1))

@@ -161,9 +161,3 @@ def test_cause_of_an_exception_is_kept_with_trimmed_frames() -> None:
     assert isinstance(cause, ConfigError)
     assert cause.__traceback__ is not None
     assert (cause.__traceback__.tb_frame.f_code.co_name, cause.__traceback__.tb_next) == ("load", None)
-
-
-def test_missing_session_error_has_one_line(tmp_path, stderr_of):
-    said = stderr_of(tmp_path, "raise SystemExit('it ran')\n", *STOKER_RUN, "--session", "nosuch")
-    assert said.startswith("no session 'nosuch' on this machine")
-    assert len(said.splitlines()) == 1

@@ -13,26 +13,10 @@ from stoker.manager.executor.futures import AppCallFuture
 
 def test_exported_names_are_listed():
     assert sorted(stoker.__all__) == [
-        "StokerError",
-        "StokerExecutor",
-        "__version__",
-        "amap",
-        "app",
-        "causal_lm",
-        "context",
-        "device",
-        "encoder",
-        "encoder_family",
-        "family",
-        "gang",
-        "kept",
-        "load",
-        "load_variable_from_serverless",
-        "map",
-        "progress",
-        "scratch",
-        "stream",
-    ]
+        "StokerError", "StokerExecutor", "__version__", "amap", "app", "causal_lm", "context", "device", "encoder",
+        "encoder_family", "family", "gang", "kept", "load", "load_variable_from_serverless", "map", "progress",
+        "scratch", "stream",
+    ]  # fmt: skip
     for name in stoker.__all__:
         assert getattr(stoker, name) is not None
     with pytest.raises(AttributeError, match="stoker"):
@@ -87,11 +71,8 @@ def test_every_error_survives_pickling_with_its_facts(kind):
     ("make", "words"),
     [
         (lambda: stoker.app(7), "decorates a function"),
-        (lambda: stoker.app(context=len)(len), "len"),
         (lambda: stoker.app(context=stoker.context(dict))(len), "context=dict"),
         (lambda: stoker.app(stoker.context(dict)()), "by name"),
-        (lambda: stoker.app(timeout="soon"), "^timeout: 'soon' is not"),
-        (lambda: stoker.app(deadline="4"), "^deadline: '4' is not"),
         (lambda: stoker.app()(7), "7"),
         (lambda: stoker.app()(stoker.app()(len)), "one decorator"),
         (lambda: stoker.app(context=stoker.context(dict)())(lambda *, x: x), "first parameter"),

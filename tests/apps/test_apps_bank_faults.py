@@ -76,7 +76,7 @@ def test_kill_during_insertions_loses_no_reported_prompt(tmp_path):
     made(tmp_path)
     told: set[str] = set()
     rng = np.random.default_rng()
-    for turn in range(6):
+    for turn in range(3):
         process = start(INSERT, str(tmp_path), f"turn{turn}", "100000")
         assert line(process) == "open"
         go(process)

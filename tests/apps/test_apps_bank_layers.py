@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 
@@ -10,8 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker.errors import StokerError
+from stoker.tuning.bank.build import evaluation_samples
 from stoker.tuning.bank.candidates import Candidate, key_of
-from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, build, cosine_distances
+from stoker.tuning.bank.layers import (
+    Array,
+    Insertion,
+    InsertionOutcome,
+    Layers,
+    build,
+    cosine_distances,
+    k_medoids,
+    medoid_cost,
+)
 from stoker.tuning.bank.lookup import default_score_limit, look_up, score_all_candidates, two_layers
 
 WIDTH = 6
@@ -146,12 +157,6 @@ def test_lookup_searches_the_second_best_cluster():
     assert look_up(layers, score, limit=150).loss == 0.5
 
 
-def test_short_list_is_in_order():
-    found = look_up(bank(40), lambda texts: [float(text.split()[1]) for text in texts], limit=40)
-    best = found.best(5)
-    assert best == [key_of(f"prompt {number}") for number in range(5)]
-
-
 @pytest.mark.parametrize(
     ("losses", "says"), [(lambda texts: [1.0], "returned 1 losses"), (lambda texts: [math.nan] * len(texts), "none of")]
 )
@@ -174,39 +179,6 @@ def test_full_bank_removes_the_prompt_nearest_its_representative():
     assert layers.plan(newcomer, layers.vectors[top]).did is InsertionOutcome.REFUSED
 
 
-def test_cluster_of_one_can_grow_in_a_full_bank():
-    layers = bank(40, k=40, capacity=41)
-    assert insert(layers, "one more", features(40)[3]).did is InsertionOutcome.ADDED
-    assert len(layers.clusters[layers.cluster_index(key_of("one more"))]) == 2
-    alone = next(members[0] for members in layers.clusters if len(members) == 1)
-    insertion = layers.plan(Candidate(text="like nothing else"), layers.vectors[alone])
-    assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_index(alone), removed=key_of("one more"))
-
-
-def test_full_bank_of_representatives_refuses_prompts():
-    layers = bank(5, k=9, capacity=5)
-    assert insert(layers, "sixth", features(5)[0]).did is InsertionOutcome.REFUSED
-    assert len(layers) == 5
-
-
-def test_newer_record_of_a_text_stays():
-    layers = bank(10)
-    tuned = Candidate(text="  prompt 3\n", task="sentiment", metric="accuracy", value=0.9)
-    insertion = layers.plan(tuned, layers.vectors[tuned.key])
-    layers.apply(tuned, layers.vectors[tuned.key], insertion)
-    assert insertion.did is InsertionOutcome.UPDATED
-    assert len(layers) == 10
-    assert layers.candidates[tuned.key].value == 0.9
-
-
-def test_candidates_beyond_capacity_leave_the_largest_cluster():
-    whole, trimmed = bank(100, k=5), bank(100, k=5, capacity=80)
-    validate(trimmed)
-    assert len(trimmed) == 80
-    assert [members[0] for members in trimmed.clusters] == [members[0] for members in whole.clusters]
-    assert max(map(len, trimmed.clusters)) < max(map(len, whole.clusters))
-
-
 def test_features_that_are_no_numbers_are_refused():
     broken = features(4)
     broken[2, 1] = math.inf
@@ -220,3 +192,63 @@ def test_features_that_are_all_the_same_make_a_bank():
     layers = build([Candidate(text=str(number)) for number in range(9)], np.ones((9, WIDTH), dtype=np.float32), k=3)
     validate(layers)
     assert insert(layers, "another", np.ones(WIDTH, dtype=np.float32)).did is InsertionOutcome.ADDED
+
+
+def test_evaluation_samples_are_a_few_and_the_same():
+    samples = [(str(number), "x") for number in range(100)]
+    some = evaluation_samples(samples)
+    assert len(some) == len(set(some)) == 16
+    assert some == evaluation_samples(samples) == sorted(some, key=lambda one: int(one[0]))
+    assert some != evaluation_samples(samples, seed=1)
+    assert evaluation_samples(samples[:3]) == samples[:3]
+
+
+# ---- medoids
+
+
+def points(count: int, seed: int, *, width: int = 5, copies: int = 0) -> Array:
+    """Return unit rows; the first `copies` rows are equal."""
+    rows = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
+    rows[:copies] = rows[0]
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def distances_of(count: int, seed: int, *, copies: int = 0) -> Array:
+    rows = points(count, seed, copies=copies)
+    distances = cosine_distances(rows, rows)
+    np.fill_diagonal(distances, 0.0)
+    return distances
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 30), k=st.integers(1, 8), seed=st.integers(0, 10**6), copies=st.integers(0, 12))
+def test_medoids_cannot_be_improved_by_one_swap(count, k, seed, copies):
+    distances = distances_of(count, seed, copies=min(copies, count))
+    medoids, owners = k_medoids(distances, k=k)
+    assert list(medoids) == sorted(set(medoids))
+    assert len(medoids) == min(k, count)
+    assert list(owners[medoids]) == list(range(len(medoids)))
+    near = distances[:, medoids]
+    assert np.allclose(near[np.arange(count), owners], near.min(axis=1))
+    found = medoid_cost(distances, medoids)
+    for out, point in itertools.product(range(len(medoids)), set(range(count)) - set(medoids)):
+        swapped = np.array([*np.delete(medoids, out), point])
+        assert medoid_cost(distances, swapped) >= found - 1e-4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_medoids_cost_at_most_ten_percent_more_than_the_best(seed):
+    distances = distances_of(12, seed)
+    best = min(medoid_cost(distances, np.array(some)) for some in itertools.combinations(range(12), 3))
+    assert medoid_cost(distances, k_medoids(distances, k=3)[0]) <= 1.1 * best
+
+
+def test_same_distances_give_the_same_medoids():
+    first, again = (k_medoids(distances_of(200, 3), k=12)[0] for _ in range(2))
+    assert list(first) == list(again)
+
+
+@pytest.mark.parametrize(("count", "k"), [(0, 3), (3, 0)])
+def test_empty_inputs_are_refused(count, k):
+    with pytest.raises(ValueError, match="1 or more"):
+        k_medoids(np.zeros((count, count), dtype=np.float32), k=k)

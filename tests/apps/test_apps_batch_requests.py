@@ -93,11 +93,9 @@ def test_embeddings_take_a_text_or_several_as_numbers_or_packed():
     ("fields", "param", "says"),
     [
         ({"input": [[1, 2]]}, "input[0]", "token ids are not supported"),
-        ({"input": ""}, "input", "is empty"),
         ({"encoding_format": "int8"}, "encoding_format", "must be float or base64"),
         ({"dimensions": 0}, "dimensions", "must be a whole number from 1"),
         ({"input": ["x"] * 2049}, "input", "has 2,049 texts; at most 2,048 are allowed in a request"),
-        ({"temperature": 0}, "temperature", "is not a known field of /v1/embeddings requests"),
     ],
 )
 def test_wrong_embeddings_requests_are_refused(fields, param, says):
@@ -125,48 +123,29 @@ def test_value_without_effect_is_accepted(name, value):
 
 WRONG_CHAT = [
     ({"n": 2}, "n", "unsupported_value", "is 2; only 1 is supported"),
-    ({"n": True}, "n", "unsupported_value", "is true"),
-    ({"stream": True}, "stream", "unsupported_value", "only false is supported"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", 'must be an object of token ids with numbers'),
     ({"frequency_penalty": 3}, "frequency_penalty", "invalid_value", "must be a number from -2 to 2, and is 3"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "invalid_type", "must be an object"),
     ({"response_format": {"type": "json_schema"}}, "response_format", None, "has no json_schema.schema"),
-    ({"response_format": "text"}, "response_format", None, "must be of the type text, json_object or json"),
     ({"logprobs": 2}, "logprobs", "invalid_type", "must be true or false, and is 2"),
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "needs logprobs to be true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value", "from 0 to 20, and is 21"),
     ({"temperature": 1e-9}, "temperature", "invalid_value", "no nearer to 0 than 1e-6, and is 1e-9"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter", "is not supported here"),
     ({"temprature": 0.5}, "temprature", "unknown_parameter", "did you mean temperature?"),
-    ({"topk": 3}, "topk", "unknown_parameter", "did you mean top_k?"),
     ({"top_k": "x"}, "top_k", "invalid_value", "must be a whole number, -1 or more"),
-    ({"chat_template": "x"}, "chat_template", "unsupported_parameter", "is not supported here"),
-    ({"moderation": {"model": "x"}}, "moderation", "unsupported_parameter", "is not supported here"),
-    ({"temperature": 2.5}, "temperature", "invalid_value", "no nearer to 0 than 1e-6, and is 2.5"),
-    ({"temperature": "hot"}, "temperature", "invalid_value", 'and is "hot"'),
-    ({"temperature": True}, "temperature", "invalid_value", "and is true"),
     ({"top_p": 0}, "top_p", "invalid_value", "above 0, at most 1"),
     ({"max_tokens": 0}, "max_tokens", "invalid_value", "a whole number from 1 to 2147483648, and is 0"),
-    ({"max_tokens": 1.5}, "max_tokens", "invalid_value", "and is 1.5"),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "invalid_value", "with max_completion_tokens"),
-    ({"seed": 1.0}, "seed", "invalid_value", "a whole number of 64 bits, and is 1.0"),
     ({"seed": 1 << 70}, "seed", "invalid_value", "a whole number of 64 bits"),
     ({"stop": ""}, "stop", "invalid_type", "none empty"),
-    ({"stop": ["a", 1]}, "stop", "invalid_type", 'and is ["a",1]'),
     ({"model": ""}, "model", "invalid_type", "must be a text"),
     ({"model": None}, "model", "missing_required_parameter", "body.model is missing"),
-    ({"messages": None}, "messages", "missing_required_parameter", "body.messages is missing"),
     ({"messages": []}, "messages", "invalid_type", "must be a list of messages, and is []"),
-    ({"messages": "Hello"}, "messages", "invalid_type", 'and is "Hello"'),
-    ({"messages": [*TURN, "Hello"]}, "messages[1]", "invalid_type", "must be an object"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter", "is missing"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value", 'is "robot"; it must be'),
-    ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role", "invalid_value", "is []; it must be"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", "is missing"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "invalid_type", "and is 3"),
     ({"messages": [{**TURN[0], "name": 3}]}, "messages[0].name", "invalid_type", "must be a text, and is 3"),
-    ({"messages": [{**TURN[0], "tool_call_id": "x"}]}, "messages[0].tool_call_id", "invalid_value", "the role tool"),
-    ({"messages": [{**TURN[0], "tool_calls": [{}]}]}, "messages[0].tool_calls", "invalid_value", "the role assi"),
     ({"messages": [{**TURN[0], "audio": {"id": "x"}}]}, "messages[0].audio", "unsupported_parameter", "leave it"),
     ({"messages": [{**TURN[0], "contents": "x"}]}, "messages[0].contents", "unknown_parameter", "mean content?"),
     ({"messages": [{**TURN[0], "refusal": "no"}]}, "messages[0].refusal", "invalid_value", "together with content"),
@@ -195,20 +174,12 @@ def test_unsupported_chat_body_is_refused(fields, param, code, says):
     ("fields", "param", "says"),
     [
         ({"prompt": [1, -2, 3]}, "prompt[1]", "must be a token id, and is -2"),
-        ({"prompt": [True]}, "prompt[0]", "must be a token id, and is true"),
         ({"prompt": [[1, 2], [3, 1.5]]}, "prompt[1][1]", "must be a token id, and is 1.5"),
         ({"prompt": [[1, 2], "a"]}, "prompt[1]", "must be a list of token ids, as prompt[0] is"),
-        ({"prompt": [[1, 2], []]}, "prompt[1]", "is empty"),
         ({"prompt": ""}, "prompt", "is empty"),
-        ({"prompt": ["a", ""]}, "prompt[1]", "is empty"),
-        ({"prompt": []}, "prompt", "must be a text or a list of texts or token ids"),
-        ({"logprobs": True}, "logprobs", "a whole number from 0 to 20, and is true"),
-        ({"response_format": {"type": "texts"}}, "response_format", "must be of the type text, json_object"),
         ({"best_of": 3}, "best_of", "only 1 is supported"),
         ({"echo": 1}, "echo", "must be true or false, and is 1"),
-        ({"max_tokens": 0}, "max_tokens", "must be a whole number from 1"),
         ({"suffix": "end"}, "suffix", 'only "" is supported'),
-        ({"messages": TURN}, "messages", "is not a known field of /v1/completions requests"),
     ],
 )
 def test_wrong_completion_is_refused(fields, param, says):
@@ -223,18 +194,12 @@ def test_wrong_completion_is_refused(fields, param, says):
     [
         (b'{"custom_id": "half', "invalid_json_line", "is not JSON"),
         (b'{"custom_id": NaN}', "invalid_json_line", "is not JSON"),
-        (b'{"custom_id": "\\ud800"}', "invalid_json_line", "is not JSON"),
-        (b'{"custom_id": "\xff"}', "invalid_json_line", "is not JSON"),
         (b"[" * 100_000, "invalid_json_line", "is not JSON"),
-        (b"[1]", "invalid_json_line", "must be a JSON object"),
         (b"{}", "missing_required_parameter", "custom_id is missing"),
         (b'{"custom_id": 7}', "missing_required_parameter", "custom_id must be a text"),
-        (b'{"custom_id": "a"}', "missing_required_parameter", "method is missing"),
         (line_of({}, method="GET").data, "invalid_method", "method must be POST"),
         (line_of({}, url="/v1/images").data, "invalid_url", "url must be one of /v1/chat/completions, "),
-        (line_of({}, url=["x"]).data, "invalid_url", "url must be one of"),
         (line_of({}, label="x").data, "unknown_parameter", "label is not a field of a request"),
-        (line_of([]).data, "invalid_type", "body must be an object, and is []"),
     ],
 )
 def test_wrong_line_is_refused(line, code, says):
@@ -286,11 +251,6 @@ def test_file_without_a_request_is_refused(tmp_path, text, says):
         check_file(tmp_path / "r.jsonl", admit=ANY.admit)
 
 
-def test_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no such file"):
-        check_file(tmp_path / "r.jsonl", admit=ANY.admit)
-
-
 def test_example_has_no_refused_request():
     checked = check_file(EXAMPLE, admit=ANY.admit)
     assert not checked.refused
@@ -314,8 +274,6 @@ def test_models_are_named_or_serve_all_names(tmp_path):
         (["m=a", "m=b"], "m is given twice"),
         (["a", "b"], "two models are given twice"),
         (["m="], "write --model PATH, or --model NAME=PATH"),
-        (["=m"], "write --model PATH, or --model NAME=PATH"),
-        ([""], "write --model PATH, or --model NAME=PATH"),
     ],
 )
 def test_ambiguous_models_are_refused(given, says):

@@ -5,11 +5,12 @@ import lzma
 import random
 
 import pyarrow
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.fact_verification.options import SAMPLE, Claim, Label, digest_claims, read_claims, sample_claims
-from stoker.datafile import digest_file, read_rows
+from stoker.apps.fact_verification.options import SAMPLE, Claim, Label, read_claims, sample_claims
+from stoker.datafile import read_lines, read_rows
 from stoker.errors import ConfigError
 
 JSONL = '{"id": 7, "claim": "A.", "label": "SUPPORTS"}\n\n{"id": 8, "claim": "B, c.", "label": "not_enough_info"}\n'
@@ -51,16 +52,13 @@ def test_parquet_with_lists_of_evidence_is_read(tmp_path):
         ("a.jsonl", '{"claim": "A.", "label": "SUPPORTS"}\n{"claim": "B."', ["line 2", "is not JSON"]),
         ("a.jsonl", '{"claim": "A."}\n', ["line 1", "label is missing", "the row has claim"]),
         ("a.jsonl", '{"claim": " ", "label": "SUPPORTS"}\n', ["line 1", "claim must be text, and is empty"]),
-        ("a.jsonl", '{"claim": 4, "label": "SUPPORTS"}\n', ["line 1", "claim must be text, and is 4"]),
         ("a.jsonl", '{"claim": "A.", "label": "MAYBE"}\n', ["line 1", "label is 'MAYBE'", "NOT ENOUGH INFO"]),
         ("a.jsonl", '{"claim": "A.", "label": "true", "id": [1]}\n', ["line 1", "id must be a number or text"]),
         ("a.jsonl", JSONL + JSONL, ["line 4", "id 7", "line 1"]),
         ("a.jsonl", "[1]\n", ["line 1", "is list, must be an object"]),
         ("a.jsonl", "", ["has no claims"]),
-        ("a.jsonl", b'{"claim": "\xff", "label": "SUPPORTS"}\n', ["is not UTF-8"]),
         ("a.csv", "claim,label\nA, b.,SUPPORTS\n", ["line 2", "has 3 cells, the header has 2"]),
         ("a.csv", 'claim,label\n"A.,SUPPORTS\n', ["line 2"]),
-        ("a.csv", "claim,label\n", ["has no claims"]),
         ("a.parquet", "PAR1 nothing", ["cannot be read as Parquet"]),
         ("a.txt", "A.", ["cannot tell its format", ".jsonl"]),
     ],
@@ -96,14 +94,6 @@ def test_sample_keeps_each_labels_share_and_the_order():
     assert [int(one.id) for one in drawn] == sorted(int(one.id) for one in drawn)
     assert drawn == sample_claims(claims, limit=21, seed=3) != sample_claims(claims, limit=21, seed=4)
     assert sample_claims(claims, limit=None, seed=3) == claims == sample_claims(claims, limit=1000, seed=3)
-
-
-def test_digests_follow_the_content(tmp_path):
-    one, other = put(tmp_path, "a.jsonl", JSONL), put(tmp_path, "b.jsonl", JSONL.replace("A.", "Z."))
-    assert digest_file(one) != digest_file(other)
-    assert digest_claims(read_claims(one)) != digest_claims(read_claims(other))
-    again = put(tmp_path, "c.jsonl", "\n\n" + JSONL)
-    assert digest_claims(read_claims(one)) == digest_claims(read_claims(again))
 
 
 ROWS = [{"id": n, "claim": f"Claim {n} über {n * n}."} for n in range(2000)]
@@ -183,3 +173,120 @@ def test_csv_cell_may_hold_a_whole_document(tmp_path):
     (tmp_path / "rows.csv").write_text(f'id,text\n1,"{text}"\n')
     (row,) = read_rows(tmp_path / "rows.csv")
     assert row.fields == {"id": "1", "text": text}
+
+
+# ---- tables
+
+
+TABLE = pyarrow.table({"id": range(10_000), "text": [f"row {number}" for number in range(10_000)]})
+
+
+def write_file(path, table=TABLE):
+    with pyarrow.ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=3000)
+
+
+def write_stream(path, table=TABLE):
+    with pyarrow.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table)
+
+
+def write_feather(path, table=TABLE):
+    pyarrow.feather.write_feather(table, path, compression="lz4")
+
+
+def save_data_set(folder, *, shards=2):
+    """Write the files of `Dataset.save_to_disk` without its descriptive fields."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05}-of-{shards:05}.arrow" for number in range(shards)]
+    rows = TABLE.num_rows // shards
+    for number, name in enumerate(names):
+        write_stream(folder / name, TABLE.slice(number * rows, rows))
+    (folder / "dataset_info.json").write_text('{"features": {}}')
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.arrow", write_file), ("a.arrow", write_stream), ("a.feather", write_feather)]
+)
+def test_arrow_and_feather_are_read(tmp_path, name, write):
+    write(tmp_path / name)
+    rows = list(read_rows(tmp_path / name))
+    assert [row.fields for row in rows] == TABLE.to_pylist()
+    assert (rows[0].number, rows[0].place, rows[-1].place) == (1, "row 1", "row 10000")
+
+
+def test_saved_hugging_face_data_set_is_read(tmp_path):
+    save_data_set(tmp_path / "one")
+    rows = list(read_rows(tmp_path / "one"))
+    assert [row.fields for row in rows] == TABLE.to_pylist()
+    assert rows[7_000].place == "row 7001"
+
+
+def test_splits_are_named_unless_there_is_one(tmp_path):
+    for split in ("train", "test"):
+        save_data_set(tmp_path / split, shards=1)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(ConfigError, match=r"has the splits train, test; give the path of one split, such as .*train"):
+        read_rows(tmp_path)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test"]}')
+    assert len(list(read_rows(tmp_path))) == 10_000
+
+
+def test_rows_before_a_cut_are_given(tmp_path):
+    path = tmp_path / "a.arrow"
+    with pyarrow.ipc.new_stream(path, TABLE.schema) as stream:
+        stream.write_table(TABLE, max_chunksize=1000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    given = []
+    with pytest.raises(ConfigError, match=r"a\.arrow: cannot be read as Arrow after row \d+000: "):
+        given.extend(row.number for row in read_rows(path))
+    assert given == list(range(1, given[-1] + 1))
+    assert 3000 <= given[-1] <= 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.arrow", b"", "cannot be read as Arrow from its beginning"),
+        ("a.arrow", b"ARROW1 and no more", "cannot be read as Arrow from its beginning"),
+        ("a.feather", b"FEA1...", "a file of Feather version 1"),
+        ("a.arrow.gz", b"", "decompress it first; only .csv, .tsv, .jsonl, .ndjson files may be compressed"),
+        ("a.xlsx", b"", "name it .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow, .feather, .ipc"),
+    ],
+)
+def test_files_without_a_table_are_refused(tmp_path, name, data, says):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=says):
+        list(read_rows(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (None, "has no state.json, which Dataset.save_to_disk writes"),
+        ("{}", "is not a list of _data_files as save_to_disk writes it"),
+        ('{"_data_files": [{"filename": "../b"}]}', "is not a list of _data_files"),
+        ('{"_data_files": [{"filename": "gone.arrow"}]}', "gone.arrow: no such file, although .* lists it"),
+    ],
+)
+def test_folders_without_a_data_set_are_refused(tmp_path, state, says):
+    if state is not None:
+        (tmp_path / "state.json").write_text(state)
+    with pytest.raises(ConfigError, match=says):
+        list(read_rows(tmp_path))
+
+
+def test_lines_come_as_bytes_with_their_numbers(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf{}\r\n\n  \n\xff\n{")
+    assert [(line.number, line.data) for line in read_lines(tmp_path / "a.jsonl")] == [
+        (1, b"{}"),
+        (4, b"\xff"),
+        (5, b"{"),
+    ]
+    with pytest.raises(ConfigError, match="is a folder"):
+        read_lines(tmp_path)
+    (tmp_path / "a.gz").write_bytes(b"no gzip")
+    with pytest.raises(ConfigError, match=r"its name ends in \.gz, but it is plain text; rename it to a"):
+        list(read_lines(tmp_path / "a.gz"))

@@ -2,27 +2,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from session_that_is_up import SessionUp
-from tiny_encoder import WORDS, write_tiny_encoder
+from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
 from stoker.apps.embed.run import first_error, make_records, write_npy, write_parquet
 from stoker.errors import StokerError
 
-STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
-HELD_RUN = [sys.executable, str(Path(__file__).parents[1] / "held_run.py")]
-LIMIT_S = 180
 VECTORS = {"a": [1.0, 2.0], "c": [-0.5, 0.25]}
 
 
@@ -53,7 +45,7 @@ def test_numpy_array_has_nan_for_a_text_without_a_vector(tmp_path: Path) -> None
     assert found[1:3].tolist() == [VECTORS["c"], VECTORS["a"]]
 
 
-def test_first_text_without_a_vector_is_told_with_its_place() -> None:
+def test_error_names_the_line_of_the_first_text_without_vector() -> None:
     _, failed = records()
     assert first_error(items("a", "b", "c"), failed, file=Path("t.csv")) == "t.csv: line 2: row b: too long"
     assert first_error(items("a", "c"), failed, file=Path("t.csv")) == ""
@@ -76,27 +68,15 @@ class Letters:
         return np.float32([[len(text), text.count("a")] for text in texts]), sum(map(len, texts))
 
 
-def test_refused_text_costs_no_other_its_vector() -> None:
+def test_other_texts_have_vectors_if_one_is_rejected() -> None:
     found = embed_texts.function(Letters(), EmbedRequest(number=7, texts=("banana", "", "kiwi")))
     assert (found.number, found.tokens) == (7, 10)
     assert [np.frombuffer(vector, "<f4").tolist() for vector in found.vectors] == [[6.0, 3.0], [], [4.0, 0.0]]
     assert found.errors == ["", "the row has no text", ""]
 
 
-def test_row_without_a_text_is_not_embedded() -> None:
-    class AnyText:
-        def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
-            return np.float32([[1.0, 0.0]] * len(texts)), len(texts)
-
-    found = embed_texts.function(AnyText(), EmbedRequest(number=1, texts=("", "a", "")))
-    assert (found.errors, [bool(vector) for vector in found.vectors]) == (
-        ["the row has no text", "", "the row has no text"], [False, True, False],
-    )  # fmt: skip
-    assert embed_texts.function(AnyText(), EmbedRequest(number=1, texts=("",))).errors == ["the row has no text"]
-
-
 @pytest.mark.parametrize("cells", [[None, "a"], ["", "a"], ["  \n", "a"], [float("nan"), "a"]])
-def test_cell_without_a_value_is_no_text(tmp_path: Path, cells: list[Any]) -> None:
+def test_empty_cell_is_not_embedded(tmp_path: Path, cells: list[Any]) -> None:
     from stoker.apps.common.data_rows import check_rows
     from stoker.apps.embed.options import EmbedOptions
     from stoker.apps.embed.run import _requests
@@ -123,64 +103,11 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-def stoker(folder: Path, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [*STOKER, "run", *arguments], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout if code == 0 else done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("models") / "small"
     write_tiny_encoder(folder)
     return str(folder)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@needs_torch
-def test_killed_run_continues_with_each_vector_once(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: str
-) -> None:
-    texts = [" ".join(WORDS[: 1 + number % 7] * (1 + number % 4)) for number in range(1500)]
-    texts[9] = "water " * 60  # too long for the model
-    rows = ({"name": f"r{number}", "said": text} for number, text in enumerate(texts))
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["embed", "texts.jsonl", "--model", model, "--text", "said", "--id", "name", "--batch-size", "20"]
-    with SessionUp(tmp_path_factory.mktemp("up")) as up:
-        part = tmp_path / "out" / "results.jsonl.part"
-        running = subprocess.Popen(
-            [*HELD_RUN, "100", "run", *options, "--out", "out", *up.joined], cwd=tmp_path, stdout=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + LIMIT_S
-        while not part.exists() or part.read_bytes().count(b"\n") < 100:
-            assert running.poll() is None
-            assert time.monotonic() < deadline, "the run gave no vectors"
-            time.sleep(0.02)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-        kept = part.read_bytes().count(b"\n")
-        assert kept < 1500
-        out = stoker(tmp_path, *options, "--out", "out", *up.joined, code=1)
-        assert f"continuing out: {kept:,} of 1,500 are kept" in out
-        assert "failed: 1 of 1,500 texts have no vector" in out
-        assert "texts.jsonl: line 10: row r9: the text has 62 tokens; the model accepts at most 40" in out
-        assert "Split it, or use only its beginning: --truncate" in out
-        assert "try them again:  stoker run embed --resume out" in out
-        out = stoker(tmp_path, *options, "--truncate", "--out", "whole", "--format", "npy", "--json", *up.joined)
-        summary = json.loads(out)
-        assert (summary["texts"], summary["errors"], summary["attempt"]["texts"]) == (1500, 0, 1500)
-        assert summary["attempt"]["tokens"] == sum(min(len(text.split()) + 2, 40) for text in texts)
-    table = pyarrow.parquet.read_table(tmp_path / "out" / "results.parquet").to_pylist()
-    assert [row["id"] for row in table] == [f"r{number}" for number in range(1500)]
-    whole = np.load(tmp_path / "whole" / "results.npy")
-    assert np.allclose(np.linalg.norm(whole, axis=1), 1, atol=1e-5)
-    for number, row in enumerate(table):
-        if number != 9:
-            assert np.allclose(row["embedding"], whole[number], atol=1e-5), "a text's vector depends on the text alone"
-    assert [row["error"] != "" for row in table].index(True) == 9
 
 
 @pytest.mark.parametrize(
@@ -193,9 +120,7 @@ def test_killed_run_continues_with_each_vector_once(
             ["embed", "t.jsonl", "--model", "{model}", "--text", "n"],
             "n must be text, and is 1; name another column with --text",
         ),
-        (["embed", "none.csv", "--model", "{model}"], "none.csv: no such file"),
         (["embed", "t.csv", "--model", "./nowhere", "--text", "said"], "nowhere"),
-        (["embed", "t.csv", "--resume", "x"], "--resume names the run to continue"),
     ],
 )
 @needs_torch

@@ -2,29 +2,22 @@
 small model has random weights; `make run` and the docs tests use the shipped model.
 """
 
-import base64
-import collections
 import contextlib
 import importlib.util
 import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
-import psutil
 import pyarrow.parquet
 import pytest
 from cli.command_line import Stoker
 from session_that_is_up import SessionUp
 from tiny_model import write_tiny_model
-
-from stoker.apps.fact_verification.options import SHIPPED
 
 pytestmark = [
     pytest.mark.slow,
@@ -105,72 +98,6 @@ def up(tmp_path_factory):
 # ---- applications
 
 
-@pytest.fixture(scope="module")
-def facts(tiny):
-    return ["run", "fact_verification", "--limit", "7", "--format", "jsonl", "--model", tiny]
-
-
-@pytest.fixture(scope="module")
-def whole_facts(tmp_path_factory, facts, up):
-    """The folder and output of an undisturbed run with the shipped prompts, one claim per call."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder / "run", stoker(folder, *facts, "--batch-size", "1", "--out", "run", *up.joined)
-
-
-@pytest.mark.long
-def test_killed_and_interrupted_run_ends_like_a_whole_one(tmp_path, facts, whole_facts, up):
-    folder, out = whole_facts
-    assert "3 prompts x 7 claims = 21 inferences" in out
-    assert "21 inferences in" in out
-    expected = read_lines(folder / "results.jsonl")
-    assert len(expected) == 21
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["attempt"]["calls"] == 21
-    assert summary["attempt"]["loads"] <= summary["attempt"]["devices"]
-    timeline = json.loads((folder / "timeline.json").read_text())["traceEvents"]
-    assert sum(event["args"]["claims"] for event in timeline if event["ph"] == "X") == 21
-
-    options = [*facts, "--batch-size", "1"]
-    with HeldRun(tmp_path, *options, out="broken", more=4) as held:
-        assert held.end(signal.SIGKILL)[0] == -signal.SIGKILL
-        kept = held.kept
-        # A crashed host leaves an incomplete last line. The next run removes the line and computes its result again.
-        with held.part.open("ab") as file:
-            file.write(b'{"prompt":"to')
-    with HeldRun(tmp_path, *options, out="broken", more=4) as held:
-        code, out = held.end(signal.SIGINT)
-    assert f"continuing broken: {kept} of 21 are kept" in out
-    assert code == 130
-    assert "results are kept in broken" in out
-    assert "continue:  stoker run fact_verification --resume broken" in out
-    assert not list((tmp_path / "broken").glob("results.jsonl")), "a half-written result file"
-
-    out = stoker(tmp_path, "run", "fact_verification", "--resume", "broken", *up.joined)
-    assert "more were kept from before" in out
-    resumed = read_lines(tmp_path / "broken" / "results.jsonl")
-    assert not held.part.exists()
-    for one, other in zip(expected, resumed, strict=True):
-        for field in ("prompt", "claim_id", "label", "answer", "raw_answer", "correct"):
-            assert one[field] == other[field]
-        for field in ("score_supports", "score_refutes", "score_not_enough_info"):
-            assert one[field] == pytest.approx(other[field], abs=1e-3)
-
-
-@pytest.mark.long
-def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, facts, whole_facts, up):
-    folder, _ = whole_facts
-    first = tomllib.loads(SHIPPED.read_text())["prompts"][0]
-    (tmp_path / "first.jsonl").write_text(json.dumps(first))
-    options = [*facts, "--prompts", "first.jsonl", "--batch-size", "4", "--awareness", "none", *up.joined]
-    none = json.loads(stoker(tmp_path, *options, "--out", "none", "--json"))
-    assert none["attempt"]["loads"] == none["attempt"]["calls"] == 2
-    assert none["prompts"][0]["claims"] == 7
-    answers = {row["claim_id"]: row["raw_answer"] for row in read_lines(tmp_path / "none" / "results.jsonl")}
-    by_one = [row for row in read_lines(folder / "results.jsonl") if row["prompt"] == first["name"]]
-    assert answers == {row["claim_id"]: row["raw_answer"] for row in by_one}
-    assert len(answers) == 7
-
-
 @pytest.mark.long
 def test_sweep_runs_two_contexts_side_by_side(tmp_path, tiny):
     (tmp_path / "rows.csv").write_text("name,question\na,What is red?\nb,What is two plus two?\n")
@@ -195,32 +122,6 @@ def test_sweep_runs_two_contexts_side_by_side(tmp_path, tiny):
         assert outputs["one", 4, name] == outputs["two", 4, name]
         assert outputs["one", 4, name].startswith(outputs["one", 2, name])
     assert os.listdir(tmp_path / "runs") == [os.path.basename(summary["run"])]
-
-
-@pytest.mark.long
-def test_killed_sweep_has_each_row_once_and_in_order(tmp_path, tiny, up):
-    rows = [{"name": f"r{number}", "question": f"What is {number}?"} for number in range(100)]
-    write_lines(tmp_path / "rows.jsonl", rows)
-    (tmp_path / "sweep.toml").write_text(
-        f'data = "rows.jsonl"\nid = "name"\n[[models]]\nname = "one"\npath = "{tiny}"\n'
-        '[[prompts]]\nname = "p"\ntext = "{question}"\n[parameters]\nmax_new_tokens = [8, 16]\ntemperature = 0.7\n'
-    )
-    options = ["run", "inference_sweep", "--sweep", "sweep.toml", "--batch-size", "2", "--format", "jsonl"]
-    stoker(tmp_path, *options, "--out", "whole", *up.joined)
-    with HeldRun(tmp_path, *options, out="broken", more=20) as held:
-        assert held.end(signal.SIGKILL)[0] == -signal.SIGKILL
-        kept = held.kept
-    with HeldRun(tmp_path, *options, out="broken", more=20) as held:
-        code, out = held.end(signal.SIGINT)
-    assert code == 130
-    assert f"continuing broken: {kept} of 200 are kept" in out
-    stoker(tmp_path, "run", "inference_sweep", "--resume", "broken", *up.joined)
-    whole, broken = (read_lines(tmp_path / folder / "results.jsonl") for folder in ("whole", "broken"))
-    assert [(row["max_new_tokens"], row["id"]) for row in broken] == [
-        (tokens, row["name"]) for tokens in (8, 16) for row in rows
-    ]
-    assert [row["output"] for row in broken] == [row["output"] for row in whole], "draws depend on the row alone"
-    assert sorted(os.listdir(tmp_path / "broken")) == [".lock", "results.jsonl", "run.json", "summary.json"]
 
 
 def test_sweep_continues_without_rows_that_its_model_refuses(tmp_path, tiny, up):
@@ -270,16 +171,6 @@ def choices(line):
     return [choice.get("text") or choice.get("message") for choice in body["choices"]], body["usage"]
 
 
-def pilots_below(folder):
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if "stoker.pilot.main" in words and any(word.startswith(str(folder)) for word in words):
-                found.append(process)
-    return found
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, tiny, up):
     """The answers of an undisturbed run."""
@@ -318,22 +209,6 @@ def test_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny, 
     assert summary["attempt"]["kept"] + summary["attempt"]["requests"] == REQUESTS
     assert summary["completion_tokens"] == sum(choices(line)[1]["completion_tokens"] for line in made)
     assert not list((tmp_path / "run").glob("*.part"))
-
-
-@pytest.mark.long
-def test_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, tiny, whole):
-    write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
-    with HeldRun(tmp_path, "batch", "r.jsonl", "--model", tiny) as held:
-        pilots = pilots_below(tmp_path)
-        assert pilots
-        for pilot in pilots:
-            pilot.kill()
-        (tmp_path / "go-on").touch()
-        code, out = held.end()
-    assert code == 0, out
-    made = read_lines(tmp_path / "run" / "responses.jsonl")
-    assert [choices(line) for line in made] == [choices(line) for line in whole]
-    assert collections.Counter(line["custom_id"] for line in made).most_common(1)[0][1] == 1
 
 
 def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, tiny, up):
@@ -379,113 +254,3 @@ def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, ti
         patch.chdir(tmp_path)
         again = Stoker()("batch", "r.jsonl", *models, "--out", "run")
     assert "this run is finished, its results are in run/responses.jsonl" in str(again.exception)
-
-
-@pytest.mark.long
-def test_one_model_answers_and_embeds(tmp_path, tiny, up):
-    lines = [
-        request(0, temperature=0),
-        {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": ["one", "two"]}},
-        {
-            "custom_id": "p", "method": "POST", "url": "/v1/embeddings",
-            "body": {"model": "m", "input": "two", "encoding_format": "base64"},
-        },
-        {"custom_id": "long", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x" * 2100}},
-    ]  # fmt: skip
-    write_lines(tmp_path / "r.jsonl", lines)
-    batch(tmp_path, "--model", tiny, *up.joined, code=1)
-    text, plain, packed = (line["response"]["body"] for line in read_lines(tmp_path / "run" / "responses.jsonl"))
-    assert text["object"] == "text_completion"
-    assert plain["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
-    vectors = [each["embedding"] for each in plain["data"]]
-    assert [sum(number**2 for number in vector) for vector in vectors] == [pytest.approx(1), pytest.approx(1)]
-    given = base64.b64decode(packed["data"][0]["embedding"])
-    assert struct.unpack(f"<{len(given) // 4}f", given) == pytest.approx(vectors[1], abs=1e-6)
-    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
-    error = refused["response"]["body"]["error"]
-    assert (refused["custom_id"], error["code"], error["param"]) == ("long", "context_length_exceeded", "input")
-
-
-@pytest.mark.long
-def test_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, tiny, up):
-    write_lines(tmp_path / "r.jsonl", [request(0), request(1)])
-    assert f"session {up.name}" in batch(tmp_path, "--model", tiny, *up.joined)
-    assert len(read_lines(tmp_path / "run" / "responses.jsonl")) == 2
-    assert f"session {up.name} · up" in up.stoker("status", up.name)
-
-
-def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, tiny, up):
-    chat = request(1, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
-    forms = {
-        name: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": kind}}}
-        for name, kind in (("json", "null"), ("wrong", "nil"))
-    }
-    asked = {"model": "m", "messages": chat["body"]["messages"]}
-    lines = [
-        chat, request(2, max_tokens=4, temperature=0, logprobs=2), request(4, max_tokens=4, logprobs=0),
-        *(
-            {**chat, "custom_id": name, "body": {**asked, "response_format": form}}
-            for name, form in forms.items()
-        ),
-    ]  # fmt: skip
-    write_lines(tmp_path / "r.jsonl", lines)
-    batch(tmp_path, "--model", tiny, "--engine", "continuous", *up.joined, code=1)
-    answers = [line["response"]["body"]["choices"][0] for line in read_lines(tmp_path / "run" / "responses.jsonl")]
-    first, second, third = (answer["logprobs"] for answer in answers[:3])
-    assert answers[3]["message"]["content"] == "null"
-    assert len(first["content"]) == len(second["tokens"]) == len(third["tokens"]) == 4
-    for place in first["content"]:
-        # the model chose the most likely token
-        assert place["logprob"] == pytest.approx(place["top_logprobs"][0]["logprob"])
-        assert len(place["top_logprobs"]) == 2
-        assert bytes(place["bytes"]).decode(errors="replace") == place["token"]
-    assert max(second["token_logprobs"]) <= 0
-    assert [len(each) for each in third["top_logprobs"]] == [0] * 4
-    assert second["text_offset"][0] == 0
-    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
-    assert refused["custom_id"] == "wrong"
-    assert "schema" in refused["response"]["body"]["error"]["message"]
-
-
-def test_token_ids_are_prompts_and_may_be_echoed(tmp_path, tiny, up):
-    ids = {"prompt": [[40, 41, 42], [43]], "echo": True, "max_tokens": 0, "logprobs": 1}
-    write_lines(tmp_path / "r.jsonl", [request(0, **ids), request(2, prompt=[40, 40_000])])
-    batch(tmp_path, "--model", tiny, "--engine", "continuous", *up.joined, code=1)
-    (line,) = read_lines(tmp_path / "run" / "responses.jsonl")
-    first, second = (choice["logprobs"] for choice in line["response"]["body"]["choices"])
-    assert line["response"]["body"]["usage"] == {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4}
-    assert (len(first["tokens"]), second["token_logprobs"]) == (3, [None])
-    assert max(first["token_logprobs"][1:]) < 0
-    error = read_lines(tmp_path / "run" / "errors.jsonl")[0]["response"]["body"]["error"]
-    assert (error["param"], "the token 40000" in error["message"]) == ("prompt", True)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
-def test_full_disk_costs_no_kept_answer(tmp_path, tiny, up):
-    """The run folder's disk has space for some answers. When it has more space, the same command continues the run."""
-    write_lines(tmp_path / "r.jsonl", (request(number, max_tokens=200) for number in range(REQUESTS)))
-    (tmp_path / "small").mkdir()
-    words = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "r.jsonl", "--model", tiny]
-    command = " ".join([*words, "--out", "small/run", *up.joined])
-    script = f"""
-        mount -t tmpfs -o size=24k none small || exit 77
-        {command}; echo "exit $?"
-        wc -l < small/run/results.jsonl.part
-        mount -o remount,size=10m small
-        {command}; echo "exit $?"
-        cp small/run/*.jsonl .
-    """
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
-        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip("no file system can be mounted here")
-    said = done.stdout + done.stderr
-    assert "exit 1" in said, said
-    assert "cannot be written: No space left on device" in said
-    assert "once the cause is fixed, the same command:  stoker batch r.jsonl" in said
-    assert "exit 0" in said, said
-    made = read_lines(tmp_path / "responses.jsonl")
-    assert [line["custom_id"] for line in made] == [f"r{number}" for number in range(REQUESTS)]

@@ -6,31 +6,21 @@ import pickle
 import pytest
 
 import stoker
-from stoker.apps.batch_inference import functions as batch
 from stoker.apps.batch_inference.options import ModelPaths
 from stoker.apps.common.openai_requests import Endpoint
-from stoker.apps.fact_verification import functions as facts
 from stoker.apps.fact_verification import run as facts_run
 from stoker.apps.fact_verification.options import VerificationOptions
-from stoker.apps.inference_sweep import functions as sweep
 from stoker.apps.inference_sweep import run
 from stoker.apps.inference_sweep.plan import SweepModel
 from stoker.apps.prompt_tuning import functions as tuning
 from stoker.contexts import RecipeFactory, model_recipe
 from stoker.errors import ConfigError, RecipeError
-from stoker.sessions import StokerApp
 
 
 @pytest.fixture
 def model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     return tmp_path
-
-
-def test_each_application_has_functions_under_app():
-    for function in (batch.answer, facts.verify, sweep.generate, tuning.tune_prompt, tuning.build_bank):
-        assert isinstance(function, StokerApp)
-        assert function.__doc__
 
 
 def test_equal_loaders_make_one_context_of_one_model(model):
@@ -63,23 +53,6 @@ def test_loader_that_takes_no_dtype_is_refused_by_name(model):
 
     with pytest.raises(RecipeError, match="narrow"):
         model_recipe(narrow, model)
-
-
-def test_options_of_an_app_are_changed_in_a_copy(model):
-    @stoker.app(timeout="5 min", priority=3)
-    def ask(context, question):
-        return context, question
-
-    recipe = stoker.causal_lm(model)
-    there = ask.with_options(context=recipe, gang=(1, 2))
-    assert repr(ask) == "<app ask: no context, timeout 5 min, priority 3>"
-    assert repr(there) == f"<app ask: context {recipe.name}, timeout 5 min, priority 3>"
-    assert there.specification.wants.options.gang == (1, 2)
-    assert there.function is ask.function
-    again = there.with_options(priority=0)
-    assert repr(again) == f"<app ask: context {recipe.name}, timeout 5 min>"
-    with pytest.raises(ConfigError, match="has no option contxt; did you mean context"):
-        ask.with_options(contxt=recipe)
 
 
 def test_pickled_app_keeps_its_options(model):

@@ -11,7 +11,7 @@ import pytest
 from cli.command_line import Stoker
 from tiny_model import write_tiny_model
 
-from stoker.apps.model_profile.run import format_prediction_error, grid
+from stoker.apps.model_profile.run import grid
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.step_times import StepTimes
 
@@ -25,11 +25,6 @@ def test_cells_have_rows_of_read_tokens_and_columns_of_context() -> None:
         ["requests", "64", "128"], ["1", "2.10", "12.3"], ["8", "1,500", "·"],
     ]  # fmt: skip
     assert len(grid([(1.0, 2.0**power, 0.1, 1) for power in range(20)], rows="tokens")[0].split()) <= 13
-
-
-def test_error_shows_its_number_of_workloads() -> None:
-    assert format_prediction_error([0.041, 100]) == "4.1 % over 100 other workloads"
-    assert "not known" in format_prediction_error([0.0, 0])
 
 
 def test_site_with_a_session_is_refused() -> None:

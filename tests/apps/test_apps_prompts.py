@@ -19,7 +19,7 @@ def test_filling_leaves_braces_of_claims_alone():
     assert (prompt.prefix, prompt.fill(claim)) == ("{ ", "{claim}|say {evidence}|{")
 
 
-def test_digest_covers_text_and_answers(tmp_path):
+def test_prompt_digest_changes_with_text_and_answers(tmp_path):
     one = PromptTemplate(name="a", text="x {claim}")
     assert one.digest == PromptTemplate(name="b", text="x {claim}").digest
     assert one.digest != PromptTemplate(name="a", text="y {claim}").digest
@@ -37,23 +37,19 @@ def test_jsonl_templates_are_read(tmp_path):
     [
         ("[[prompt]]\n", "prompt is not a setting; did you mean prompts?"),
         ("[[prompts]]\nname = 'a'\ntxt = 'x'\n", "template 1: txt is not a setting; did you mean text?"),
-        ("[[prompts]]\nname = 'a'\n", "template 1: text must be text"),
         ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "(a): text has no {claim}"),
         ("[[prompts]]\nname = 'a'\ntext = '{claim} {evidnce}'\n", "{evidnce} is not a place"),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\n" * 2, "the name a was already used"),
         (
             "[[prompts]]\nname = 'a'\ntext = '{claim}'\n[[prompts]]\nname = 'b'\ntext = '{claim}'\n",
             "b and a are the same",
         ),
         ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS?"),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORTS = ' x' }\n", "no word for REFUTES, NOT"),
         ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = [1]\n", "answers must give each label a word"),
         (
             "[[prompts]]\nname = 'a'\ntext = '{claim}'\n"
             "answers = { SUPPORTS = ' x', REFUTES = ' x', 'NOT ENOUGH INFO' = ' y' }\n",
             "two labels have the same answer",
         ),
-        ("prompts = 3\n", "must be tables"),
         ("prompts = [\n", "line 2: not TOML"),
         ("", "has no templates"),
     ],
@@ -65,8 +61,3 @@ def test_bad_template_is_named(tmp_path, text, says):
         read_prompts(path)
     assert str(path) in str(caught.value)
     assert says in str(caught.value)
-
-
-def test_missing_template_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no such file"):
-        read_prompts(tmp_path / "p.toml")

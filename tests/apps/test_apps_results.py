@@ -1,19 +1,28 @@
 import json
+import math
+import random
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.apps.fact_verification import results
 from stoker.apps.fact_verification.functions import Question, Scores, verify
-from stoker.apps.fact_verification.options import LABELS, Claim, Label, PromptTemplate
+from stoker.apps.fact_verification.options import LABELS, Claim, PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
     best_of,
+    calibrated_label_indices,
     compare,
+    confusion,
     figures,
     make_records,
     make_rows,
+    mcnemar_p_value,
+    uncalibrated_label_indices,
+    wilson,
     write_results,
     write_timeline,
 )
@@ -79,7 +88,7 @@ def test_rows_are_in_order_whatever_order_the_calls_ended_in(tmp_path, log):
     assert [(row.prompt, row.claim_id) for row in rows] == [(p, c.id) for p in ("good", "bad") for c in CLAIMS]
 
 
-def test_figures_of_answers_raw_and_calibrated(log):
+def test_figures_are_computed_before_and_after_calibration(log):
     good, bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
     # The uncalibrated answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only.
     assert (good.right, good.raw_right) == (28, 10)
@@ -91,15 +100,6 @@ def test_figures_of_answers_raw_and_calibrated(log):
     raw_good, raw_bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=False))
     assert (raw_good.right, raw_bad.right) == (10, 10)
     assert best_of([bad, good]) is good
-
-
-def test_label_without_claims_has_no_recall(tmp_path):
-    claims = [claim for claim in CLAIMS if claim.label is not Label.REFUTES]
-    with RecordLog(tmp_path / "log", key=KEY) as log:
-        log.append(make_records(GOOD, claims, scores(GOOD, claims)))
-        made = figures(make_rows([GOOD], claims, log, calibrate=True))
-    assert made[0].recall_by_label[1] is None
-    assert "–" in "\n".join(results.results_table(made))
 
 
 def test_missing_result_and_a_short_call_are_errors(tmp_path):
@@ -138,7 +138,7 @@ def attempt(**more):
     )
 
 
-def test_report_says_what_was_measured(log):
+def test_report_shows_accuracy_significance_and_cost(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     made = figures(rows)
     _, head, good, bad = results.results_table(made)
@@ -173,11 +173,6 @@ def test_report_names_differences_within_chance(log):
     assert compare(calibrated, "good", "bad") < 0.001
 
 
-def test_report_of_a_resumed_run():
-    assert "(40 more were kept from before)" in results.cost_lines(attempt(made=20, kept=40))[0]
-    assert results.cost_lines(attempt(made=0, kept=60)) == ["nothing was left to infer (60 more were kept from before)"]
-
-
 def test_verify_asks_for_the_words_and_times_itself():
     class Toy:
         origin = "a toy"
@@ -203,7 +198,7 @@ def test_verify_asks_for_the_words_and_times_itself():
     assert explain(other, calls, file=Path("c.csv")) is other
 
 
-def test_facts_are_those_of_the_named_contexts():
+def test_context_facts_include_only_the_named_contexts():
     def one(key, **more):
         facts = {"hot": 0, "loading": 0, "queued": 0, "running": 0, "loads": 0, "ended": 0, "load_s": 0.0}
         zero = {"load_total_s": 0.0, "run_s": 0.0, "run_total_s": 0.0, "memory_bytes": 0, "waits_for": ""}
@@ -224,3 +219,62 @@ def test_facts_are_those_of_the_named_contexts():
     assert (facts.names, facts.hot, facts.loading, facts.loading_on) == (("llm-a",), 1, 1, ("cpu:1",))
     assert (facts.pilots, facts.devices, facts.loads, facts.load_s, facts.found_hot) == (1, 2, 1, 0.4, 4)
     assert context_facts(status, keys=()).loads == 0
+
+
+# ---- statistics
+
+
+# Expected intervals from R's prop.test(right, total, correct = FALSE) and from Newcombe (1998), table I.
+@pytest.mark.parametrize(
+    ("right", "total", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_gives_the_published_intervals(right, total, low, high):
+    assert wilson(right, total) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+@given(st.integers(0, 500), st.integers(1, 500))
+def test_wilson_interval_contains_the_share_and_is_symmetric(right, total):
+    right = min(right, total)
+    low, high = wilson(right, total)
+    assert 0.0 <= low <= right / total <= high <= 1.0
+    mirrored = wilson(total - right, total)
+    assert mirrored == (pytest.approx(1 - high, abs=1e-12), pytest.approx(1 - low, abs=1e-12))
+
+
+def test_mcnemar_gives_known_values():
+    # 1 of 10 discordant pairs favours the second: p = 2 * (1 + 10) / 2**10.
+    first = [True] * 9 + [False] + [True] * 30
+    second = [False] * 9 + [True] + [True] * 30
+    assert mcnemar_p_value(first, second) == pytest.approx(22 / 1024)
+    assert mcnemar_p_value(first, first) == 1.0
+    assert mcnemar_p_value([True, False], [False, True]) == 1.0
+    assert mcnemar_p_value([True] * 3000, [False] * 3000) == 0.0, "no overflow"
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_p_value_is_twice_the_binomial_tail(more, fewer):
+    total = more + fewer
+    tail = sum(math.comb(total, count) for count in range(min(more, fewer) + 1))
+    p = mcnemar_p_value([True] * more + [False] * fewer, [False] * more + [True] * fewer)
+    assert p == pytest.approx(min(1.0, 2 * tail / 2**total))
+
+
+def test_confusion_counts_truth_by_answer():
+    assert confusion([0, 0, 1, 2], [0, 1, 1, 0], labels=3) == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+
+
+def test_calibration_removes_the_bias_for_a_word():
+    chance = random.Random(1)
+    truth = [chance.randrange(3) for _ in range(300)]
+    # The scores favour the right word, but the second word always has five nats too many.
+    scores = [[(2.0 if label == true else 0.0) + (5.0 if label == 1 else 0.0) for label in range(3)] for true in truth]
+    assert set(uncalibrated_label_indices(scores)) == {1}
+    assert calibrated_label_indices(scores) == truth
+
+
+def test_calibration_ignores_the_likelihood_common_to_a_row():
+    scores = [[-1.0, -2.0, -3.0], [-3.0, -1.0, -2.0], [-2.0, -3.0, -1.0]]
+    shifted = [[score - 100.0 * row for score in one] for row, one in enumerate(scores)]
+    assert calibrated_label_indices(shifted) == calibrated_label_indices(scores) == [0, 1, 2]
+    assert calibrated_label_indices([]) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import itertools
 import json
 import threading
@@ -54,14 +53,6 @@ def test_rows_are_those_of_the_file_in_each_pass(tmp_path: Path) -> None:
     assert [item.id for item in checked(rows.path, limit=2)] == ["r0", "r1"]
 
 
-def test_digest_is_that_of_all_rows_at_once(tmp_path: Path) -> None:
-    """So this version continues runs of versions that kept all rows in memory."""
-    rows = checked(write_data(tmp_path / "rows.jsonl", 5))
-    whole = repr([(item.id, sorted(item.fields.items())) for item in rows])
-    assert rows.digest == hashlib.sha256(whole.encode()).hexdigest()[:16]
-    assert rows.digest != checked(rows.path, limit=4).digest
-
-
 def test_row_changed_since_the_check_is_named_and_not_sent(tmp_path: Path) -> None:
     rows = checked(write_data(tmp_path / "rows.jsonl", 5))
     lines = rows.path.read_text().splitlines(keepends=True)
@@ -81,7 +72,7 @@ def test_row_changed_since_the_check_is_named_and_not_sent(tmp_path: Path) -> No
 def upper_case() -> object:
     class Model:
         def generate(self, prompts: list[str], **options: object) -> list[str]:
-            if any("7777" in prompt for prompt in prompts):
+            if any("777" in prompt for prompt in prompts):
                 raise ValueError("prompt 0 has a number that it cannot take")
             return [prompt.upper() for prompt in prompts]
 
@@ -95,8 +86,8 @@ def count_held() -> int:
     return sum(map(HELD.__contains__, map(type, every)))
 
 
-def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, batch = 9_000, 50
+def test_sweep_keeps_few_of_many_rows_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, batch = 3_000, 50
     write_data(tmp_path / "rows.jsonl", count)
     (tmp_path / "sweep.toml").write_text(
         'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "toy"\npath = "toy"\n'
@@ -109,7 +100,7 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
         nonlocal passes
         passes += 1
         for number, row in enumerate(read_rows(path)):
-            if number % 900 == 899:
+            if number % 1000 == 999:
                 held.append(count_held())
             yield row
 
@@ -135,14 +126,14 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert code == 1, "the model refuses a row"
     assert passes >= 4
-    assert len(held) >= 3 * 10
+    assert len(held) >= 3 * 3
     assert 0 < min(held) <= max(held) <= 20 * batch, held
     assert run.max_calls_in_flight(batch) == 20
     assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many waiting results"
     table = pyarrow.parquet.read_table(tmp_path / "run" / "results.parquet")
     assert table.column("id").to_pylist() == [f"r{number}" for number in range(count)]
     outputs = table.column("output").to_pylist()
-    refused = [number for number in range(count) if "7777" in str(number)]
+    refused = [number for number in range(count) if "777" in str(number)]
     assert [number for number, output in enumerate(outputs) if output is None] == refused
     assert outputs[-1] == f"WHAT IS {count - 1}?"
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
@@ -150,7 +141,7 @@ def test_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Monk
     ]  # fmt: skip
 
 
-def test_rows_ahead_fit_and_calls_keep_devices_busy() -> None:
+def test_number_of_calls_in_flight_depends_on_the_batch_size() -> None:
     assert [run.max_calls_in_flight(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
 
 
@@ -190,7 +181,7 @@ def test_jobs_take_no_more_items_while_their_results_wait(tmp_path: Path, monkey
 
     def items() -> Iterator[int]:
         nonlocal given
-        for number in range(500):
+        for number in range(200):
             given += 1
             yield number
 
@@ -202,7 +193,7 @@ def test_jobs_take_no_more_items_while_their_results_wait(tmp_path: Path, monkey
             before = given
             time.sleep(0.5)
         assert given <= 2 * 3 * 10 + 20, "for each job: calls in flight, and twice as many results"
-        assert sorted([first, *results]) == sorted(2 * [2 * number for number in range(500)])
+        assert sorted([first, *results]) == sorted(2 * [2 * number for number in range(200)])
         # A program that leaves early releases the waiting threads.
         left = calls.run_calls([(double, items()), (double, items())], window=10)
         next(left)

@@ -87,15 +87,11 @@ def test_calls_are_found_in_each_format(format, text, said, calls):
     [
         ("hermes", "a < b, <tool_call and <tool_call> in words"),
         ("hermes", '<tool_call>{"nothing": 1}</tool_call> so'),
-        ("hermes", "The end is <tool"),
         ("llama3_json", '<|python_tag|>brave_search.call(query="weather")'),
         ("llama3_json", '{"name": "Ana", "age": 3} is a person'),
         ("mistral", "As [1] says, [TOOL"),
         ("mistral", '[TOOL_CALLS]not a name{"a": 1}'),
         ("json", '{"answer": {"name": "add", "arguments": {}}}'),
-        ("json", "[1] and [2]"),
-        ("json", "[]"),
-        ("json", '{"name": "ad'),
         ("json", ""),
     ],
 )
@@ -195,7 +191,7 @@ def test_chat_template_shows_its_format(template, format):
         ("So it is cut </thi", "<think>", "So it is cut </thi", ""),
     ],
 )
-def test_reasoning_is_apart_from_the_answer(text, prompt, thought, said):
+def test_reasoning_is_separated_from_the_answer(text, prompt, thought, said):
     for size in PIECES:
         parser = ReasoningParser(REASONING["deepseek_r1"], prompt=prompt)
         found = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]

@@ -85,7 +85,7 @@ def begun_with(context, text, samples, job):
 
 
 @pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # 40 tokens: one of the texts is shorter, so tuning repeats it
-def test_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
+def test_score_of_a_prompt_equals_the_first_loss_of_tuning(context, virtual_tokens):
     alike = [msgspec.structs.replace(one, target=one.target.replace("no", "not")) for one in tiny.samples()]
     job = tiny.job(iterations=1)
     evaluated = split(alike, data=job.data, seed=job.training.seed).evaluation
@@ -118,11 +118,6 @@ def test_text_refused_by_tuning_has_no_score(context):
     assert [first, last] == pytest.approx(build.scorer(context, pairs)(["yes", "no"]))
 
 
-def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):
-    first, second = (tune_prompt(context, order_of(tmp_path, initial="", iterations=2)) for _ in range(2))
-    assert len(bank_of(tmp_path)) <= FEW + len({first.text, second.text})
-
-
 def test_too_long_lookup_is_left_out(context, tmp_path):
     # No lookup of this bank has been timed: a few scores show that a lookup takes longer than a millisecond.
     short = tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
@@ -133,21 +128,6 @@ def test_too_long_lookup_is_left_out(context, tmp_path):
     tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     assert "takes 1 min 40 s" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
-
-
-def test_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
-    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0, 9))
-    # The remembered pace would leave no time for a lookup. But it belongs to another job, so this job's pace is
-    # measured, and the lookup fits.
-    asked = order_of(tmp_path, initial="", iterations=1, slo_s=499.0, virtual_tokens=40)
-    assert tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
-    assert tuning_pace.read_paces(tmp_path, virtual_tokens=9)["cpu"] == tuning_pace.ScoringPace(1.0, 100.0, 9)
-    assert 0 < tuning_pace.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
-    # A fast pace of a job with other tokens does not count either.
-    tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1e-9, 1e-9))
-    hurried = order_of(tmp_path, initial="", iterations=1, slo_s=0.001, virtual_tokens=20)
-    assert "the targets (a lookup takes" in tune_prompt(context, hurried).initial_from
-    assert tuning_pace.read_paces(tmp_path, virtual_tokens=20)["cpu"].lookup_s > 0.0002
 
 
 def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
@@ -165,7 +145,7 @@ def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
     assert tuning_pace.read_paces(tmp_path, virtual_tokens=64) == {}
 
 
-def test_unusable_bank_costs_the_lookup_alone(context, tmp_path):
+def test_job_runs_without_lookup_if_its_bank_is_unusable(context, tmp_path):
     (tmp_path / "bank").mkdir()
     tune_prompt(context, order_of(tmp_path / "bank", initial="", iterations=1))
     other = msgspec.structs.replace(order_of(initial="", iterations=1), bank=BankPlace(str(tmp_path / "bank"), "else"))
@@ -175,24 +155,6 @@ def test_unusable_bank_costs_the_lookup_alone(context, tmp_path):
     (tmp_path / "file").write_text("")
     tuned = tune_prompt(context, order_of(tmp_path / "file", initial="", iterations=1))
     assert "the bank cannot be used" in tuned.initial_from
-
-
-def test_bank_file_cut_in_half_is_made_again(context, tmp_path, caplog):
-    tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
-    before = set(bank_of(tmp_path).candidates)
-    data = (tmp_path / "bank").read_bytes()
-    (tmp_path / "bank").write_bytes(data[: len(data) // 2])
-    tuned = tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
-    assert tuned.initial_from.startswith("the bank (loss ")
-    assert set(bank_of(tmp_path).candidates) >= before
-    assert "the damaged bank is" in caplog.text
-
-
-def test_too_long_samples_are_not_scored(context, tmp_path):
-    fits, long = tiny.samples(12), [msgspec.structs.replace(one, input=one.input * 60) for one in tiny.samples(30)]
-    long = [one for one in long if 192 < len(one.input) < 200][:3]
-    mixed = msgspec.structs.replace(order_of(tmp_path, initial=""), samples=(*fits, *long))
-    assert tune_prompt(context, mixed).initial_from.startswith("the bank")
 
 
 def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ path = "{path}"
 """
 GOOD = {"name": "good", "model": "./model", "path": "pairs.csv", "until": "iterations = 5"}
 ROWS = b"input,target\n" + b"".join(b"question %d,%s\n" % (n, (b"yes", b"no")[n % 2]) for n in range(9))
+CYRILLIC = ROWS.replace(b"yes", "да".encode()).replace(b"no", "нет".encode())
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def refused(here, *arguments):
         ({"until": "reach = 1.5"}, ROWS, "bad.toml: line 6: [until] reach = 1.5 can never be reached: accuracy goes"),
         ({"until": "deadline = 2020-01-31T18:00:00Z"}, ROWS, "[until] deadline = 2020-01-31T18:00:00+00:00 was "),
         ({"until": 'metric = "bleu"'}, ROWS, "metric = 'bleu' is 0 for every prompt"),
+        ({"until": 'metric = "rouge-l"'}, CYRILLIC, "metric = 'rouge-l' is 0 for every prompt: it counts words of the"),
         ({}, b"input,label\na,b\n", "bad.csv: line 2: target is missing (the row has input, label)"),
         ({}, b"input,target\na,b\nb,c\n", "bad.csv: has 2 different inputs; tuning needs at least 3"),
     ],
@@ -59,23 +61,6 @@ def refused(here, *arguments):
 def test_wrong_job_is_refused_before_any_is_submitted(here, change, content, said):
     (here / "bad.csv").write_bytes(content)
     write(here, name="bad", path="bad.csv", **change)
-    error = refused(here, "bad.toml").exception
-    assert isinstance(error, ConfigError)
-    assert said in str(error)
-
-
-@pytest.mark.parametrize(
-    ("targets", "reach", "said"),
-    [
-        (("да", "нет"), "", "metric = 'rouge-l' is 0 for every prompt: it counts words of the letters a to z"),
-        (("да", "нет"), "reach = 0.5", "metric = 'rouge-l' is 0 for every prompt"),
-        (("да", "yes"), "reach = 0.9", "reach = 0.9 can never be reached: it counts words of the letters a to z"),
-    ],
-)
-def test_unreachable_rouge_l_target_is_refused(here, targets, reach, said):
-    rows = [f"question {number},{targets[number % 2]}" for number in range(40)]
-    (here / "bad.csv").write_text("\n".join(["input,target", *rows]))
-    write(here, name="bad", path="bad.csv", until=f'metric = "rouge-l"\n{reach}')
     error = refused(here, "bad.toml").exception
     assert isinstance(error, ConfigError)
     assert said in str(error)

@@ -59,30 +59,23 @@ def test_deadline_is_a_moment_in_any_time_zone(tmp_path):
     ("text", "line", "key", "said"),
     [
         ("[data]\npath = 'a'\noptimizer = 'sgd'", 3, "optimizer", r"did you mean optimizer in \[training\]"),
-        ("[data]\npath = 'a'\ntarjet = 'x'", 3, "tarjet", "did you mean target?"),
         ("[until]\nreach = 0.5", 1, "data", "data is missing"),
-        ("[data]\ninput = 'x'", 1, "path", "path is missing"),
         ("[data]\npath = 'a'\n[until]\nreach = 1.2", 4, "reach", "1.2 can never be reached: accuracy goes from 0 to 1"),
         ("[data]\npath = 'a'\n[until]\nreach = 90", 4, "reach", "write 0.9 for 90 %"),
-        ("[data]\npath = 'a'\n[until]\nreach = 0.0", 4, "reach", "is not a target"),
-        ("[data]\npath = 'a'\n[until]\nreach = nan", 4, "reach", "reach = nan"),
         ("[data]\npath = 'a'\n[until]\nmetric = 'loss'\nreach = -1.0", 5, "reach", "a loss is above 0"),
         ("[data]\npath = 'a'\n[until]\nmetric = 'acuracy'", 4, "metric", "did you mean 'accuracy'?"),
-        ("[data]\npath = 'a'\n[until]\nslo = 900", 4, "slo", "900"),
         (
             "[data]\npath = 'a'\n[until]\nslo = '1 h'\ndeadline = 2030-01-01T00:00:00Z",
             5,
             "deadline",
             "both set the deadline",
         ),
-        ("[data]\npath = 'a'\n[until]\niterations = 0", 4, "iterations", "of at least 1"),
         ("[data]\npath = 'a'\ntemplate = 'none'", 3, "template", r"must contain \{input\} once, and contains it 0"),
         ("[data]\npath = 'a'\ntarget = 'input'", 3, "target", "are the same field"),
-        ("[data]\npath = 'a'\n[training]\nlearning_rate = 0.0", 4, "learning_rate", "learning_rate"),
         ("[data\npath = 'a'", 1, None, "not TOML"),
     ],
 )
-def test_mistakes_are_named_with_their_place(text, line, key, said):
+def test_job_file_error_names_the_line_and_the_setting(text, line, key, said):
     with pytest.raises(ConfigError, match=said) as caught:
         parse(text)
     assert str(caught.value).startswith(f"job.toml: line {line}: ")
@@ -99,7 +92,7 @@ def test_files_without_a_job_are_refused(tmp_path):
         read_job(tmp_path / "job.toml")
 
 
-def test_digest_covers_what_decides_the_numbers():
+def test_job_digest_changes_with_settings_that_affect_results():
     job = parse(WHOLE)
     same = [("facts", "other"), ("40", "80"), ("15 min", "1 h"), ("5 s", "9 s"), ("train.jsonl", "moved.jsonl")]
     other = [("batch = 4", "batch = 8"), ("true", "false"), ("rouge-l", "bleu"), ("sgd", "adamw")]
@@ -110,7 +103,7 @@ def test_digest_covers_what_decides_the_numbers():
     assert digest_job(job, "data") != digest_job(job)
 
 
-def test_metrics_know_which_way_is_better():
+def test_metric_is_better_in_its_own_direction():
     assert Metric.ACCURACY.better(0.6, 0.5)
     assert not Metric.ACCURACY.better(0.5, 0.5)
     assert Metric.LOSS.better(0.5, 0.6)
@@ -130,7 +123,7 @@ def test_metrics_know_which_way_is_better():
         (0.5, "Say whether it is true.", "", "prompt"),
     ],
 )
-def test_scheduler_learns_which_jobs_end_alike(tmp_path, reach, initial, bank, kind):
+def test_call_of_a_job_tells_the_scheduler_its_kind(tmp_path, reach, initial, bank, kind):
     job = Job(data=Data(path="given"), prompt=Prompt(initial=initial), until=Until(reach=reach, iterations=40))
     ready = CheckedJob(job, (Sample("in", "out"),) * 20, BARE, "tiny")
     app, _ = call_of(ready, bank=bank if bank is None else tmp_path)

@@ -4,7 +4,6 @@ neither learn nor break anything.
 
 import re
 import secrets
-import signal
 import socket
 import threading
 from contextlib import suppress
@@ -60,26 +59,12 @@ def same(one, other):
     )
 
 
-@pytest.mark.long
-def test_four_ranks_have_the_gradient_of_one():
-    with gang.gang("gradient", specs(1)) as ranks:
-        (one,) = ranks.answers()
-    with gang.gang("gradient", specs(4)) as ranks:
-        four = ranks.answers()
-    assert four == [four[0]] * 4, "all ranks have bitwise equal results"
-    one, four = torch.tensor(one), torch.tensor(four[0])
-    assert float(four[-1]) == float(one[-1])
-    assert float((four - one)[:-2].norm() / one[:-2].norm()) < 1e-5
-    assert float((four - one)[:-2].abs().max() / one[:-2].abs().max()) < 1e-5
-    assert float(four[-2]) == pytest.approx(float(one[-2]), rel=1e-6)
-
-
-def test_four_ranks_tune_as_one_does(alone):
-    answers, _ = tuned(4)
+def test_two_ranks_tune_as_one_does(alone):
+    answers, _ = tuned(2)
     assert all(isinstance(answer, Tuned) for answer in answers), answers
     assert len({(answer.adapter, answer.points, answer.held_out) for answer in answers}) == 1
     assert same(answers[0], alone)
-    assert answers[0].devices == 4
+    assert answers[0].devices == 2
     assert 0 < answers[0].communication_share < 1
 
 
@@ -88,18 +73,6 @@ def test_more_ranks_than_samples_in_a_batch(alone):
     small = tiny.job(batch=2, iterations=2)
     answers, _ = tuned(3, each={rank: {"job": small} for rank in range(3)})
     assert same(answers[2], tuner.tune(tiny.context(), small, tiny.samples()))
-
-
-@pytest.mark.long
-def test_killed_job_resumes_from_its_checkpoint_exactly(alone, tmp_path):
-    # The rank dies in its 6th forward pass, in iteration 4: the evaluations at 0 and 2 take one pass each.
-    answers, codes = tuned(1, each={0: {"die_at": 6, "folder": tmp_path}})
-    assert answers == [None]
-    assert codes[0] in (None, -signal.SIGKILL)
-    seen = []
-    rest = tuner.tune(tiny.context(), tiny.job(), tiny.samples(), folder=tmp_path, report=seen.append)
-    assert seen[0].iteration == 4
-    assert (rest.adapter, rest.points, rest.held_out) == (alone.adapter, alone.points, alone.held_out)
 
 
 @pytest.mark.long
@@ -282,7 +255,7 @@ def test_rank_with_another_key_does_not_meet_the_gang():
             assert late.answers() == ranks.answers() == [3.0]
 
 
-def test_values_are_the_same_for_rank_0_and_for_others():
+def test_every_rank_reads_the_same_values_from_the_store():
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
     first = stores.serve(listener, key=b"k" * 32, limit_s=0.3)
@@ -315,7 +288,7 @@ def test_values_are_the_same_for_rank_0_and_for_others():
         other.close()
 
 
-def test_wrong_request_ends_its_connection_alone():
+def test_wrong_request_ends_only_its_own_connection():
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
     first = stores.serve(listener, key=b"k" * 32, limit_s=1.0)

@@ -1,10 +1,14 @@
+import math
+
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from stoker.errors import ConfigError
 from stoker.tuning.encoding import batch_indices, chunks, share
-from stoker.tuning.job import Data, Sample, digest_samples, read_samples, split
+from stoker.tuning.job import Data, Metric, Sample, digest_samples, read_samples, split
+from stoker.tuning.metrics import MetricSums, count_words, of_text, rouge_l
+from stoker.tuning.pace import IterationPace, Part, PartClock, TimeLeft, communication_share
 
 
 def put(folder, name, text):
@@ -32,8 +36,6 @@ def test_pairs_are_read_from_every_format(tmp_path):
     ("name", "content", "line", "said"),
     [
         ("a.jsonl", b"\n\n", None, "is empty; give rows with the fields input and target"),
-        ("a.csv", b"", None, "is empty"),
-        ("a.csv", b"input,target\n", None, "is empty"),
         ("a.jsonl", b'{"input": "a", "label": "b"}\n', 1, r"target is missing \(the row has input, label\)"),
         ("a.jsonl", b'{"input": "a", "target": "b"}\n{"input": "a", "target": " "}\n', 2, "target must be text"),
         (
@@ -42,7 +44,6 @@ def test_pairs_are_read_from_every_format(tmp_path):
             2,
             r"byte 12 \(0xff\) is not UTF-8",
         ),
-        ("a.csv", b"input,target\na,b\nc,\xe4\n", 3, "is not UTF-8"),
     ],
 )
 def test_bad_data_is_named_with_file_and_line(tmp_path, name, content, line, said):
@@ -98,3 +99,111 @@ def test_ranks_take_all_rows_once_and_nearly_as_many_tokens():
     assert [len(some) for some in chunks(rows, most=4)] == [4, 4, 1]
     assert [len(some) for some in chunks(rows, most=0)] == [9]
     assert list(chunks([], most=4)) == []
+
+
+# ---- metrics; expected values are from rouge-score 0.1.2 and sacrebleu 2.6.0
+
+
+WRITTEN = ["The cat is on the mat.", "There is a cat on the mat", "He said: \"It's 3.5 km, isn't it?\""]
+WANTED = ["The cat sat on the mat.", "A cat sits on the mat.", 'She said: "It is 3.5 km, is it not?"']
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "f1"),
+    [
+        ("the cat is on the mat", "the cat sat on the mat", 5 / 6),
+        ("The CAT!", "the cat", 1.0),
+        ("", "the cat", 0.0),
+        ("...", "...", 0.0),
+        ("a b c d", "d c b a", 0.25),
+    ],
+)
+def test_rouge_l_has_known_values(written, wanted, f1):
+    assert rouge_l(written, wanted) == pytest.approx(f1)
+
+
+def tally(written, wanted):
+    return sum(
+        (of_text(one, other) + MetricSums(samples=1.0) for one, other in zip(written, wanted, strict=True)),
+        start=MetricSums(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "bleu", "rouge"),
+    [
+        (WRITTEN, WANTED, 0.24792868647, (5 / 6, 10 / 13, 0.6)),
+        (WRITTEN[:1], WANTED[:1], 0.48892302243, (5 / 6,)),
+        (["no match at all"], ["completely different words"], 0.0, (0.0,)),
+        (["a b c d e"], ["a b d c e f"], 0.21994586238, (8 / 11,)),
+        (["1-2, 3.4 x-y &amp; <z>"], ["1-2, 3,4 x-y & <z>"], 0.65803700625, (14 / 15,)),
+    ],
+)
+def test_bleu_and_rouge_equal_those_of_standard_packages(written, wanted, bleu, rouge):
+    assert tally(written, wanted).value(Metric.BLEU) == pytest.approx(bleu, rel=1e-9)
+    assert [rouge_l(one, other) for one, other in zip(written, wanted, strict=True)] == pytest.approx(rouge)
+    assert tally(written, wanted).value(Metric.ROUGE) == pytest.approx(sum(rouge) / len(rouge))
+
+
+def test_sums_of_the_ranks_add_up_to_the_sums_of_all_samples():
+    whole = tally(WRITTEN, WANTED)
+    parts = [tally(WRITTEN[rank::2], WANTED[rank::2]) for rank in (0, 1)]
+    assert (parts[0] + parts[1]).numbers() == pytest.approx(whole.numbers())
+    assert MetricSums.from_numbers(whole.numbers()) == whole
+    assert len(whole.numbers()) == 15
+
+
+def test_bleu_splits_words_like_wmt():
+    assert count_words('He said: "It costs $3.50, no?"') == 12
+    assert tally(WANTED, WANTED).value(Metric.BLEU) == pytest.approx(1.0)
+
+
+# ---- forecasts
+
+
+def test_rest_is_bounded_by_the_longest_iteration_and_evaluation():
+    pace = IterationPace(batch=16, evaluate_every=10)
+    assert pace.time_left(100, devices=1) is None
+    for seconds in (0.5, 0.75, 0.25):
+        pace.add(seconds, devices=1)
+    assert pace.time_left(100, devices=1) == TimeLeft(75.0, measured=True)
+    pace.add_evaluation(2.0)
+    pace.add_evaluation(3.0)
+    assert pace.time_left(95, devices=1, allocation_s=7.0) == TimeLeft(7.0 + 10 * 3.0 + 95 * 0.75, measured=True)
+    assert pace.time_left(0, devices=1) == TimeLeft(0.0, measured=True)
+
+
+def test_other_device_counts_scale_by_the_largest_batch_share():
+    pace = IterationPace(batch=16, evaluate_every=10)
+    pace.add(1.0, devices=2, communication_s=0.2)
+    four, three = pace.time_left(10, devices=4), pace.time_left(10, devices=3)
+    assert four is not None
+    assert three is not None
+    assert not four.measured
+    assert four.seconds == pytest.approx(10 * (0.8 * 4 / 8 + 0.2))
+    assert three.seconds == pytest.approx(10 * (0.8 * 6 / 8 + 0.2))
+    pace.add(2.0, devices=4)
+    assert pace.time_left(10, devices=4) == TimeLeft(20.0, measured=True)
+
+
+def test_single_slow_iteration_is_forgotten():
+    pace = IterationPace(batch=1, evaluate_every=1)
+    pace.add(60.0, devices=1)
+    assert pace.longest_s(devices=1) == 60.0
+    for _ in range(50):
+        pace.add(1.0, devices=1)
+    assert pace.longest_s(devices=1) == 1.0
+
+
+def test_clock_continues_from_earlier_runs():
+    clock = PartClock()
+    with clock.time(Part.COMPUTE):
+        sum(range(100_000))
+    spent_s = clock.spent_s()
+    assert spent_s["compute"] > 0
+    assert math.isclose(sum(spent_s.values()), spent_s["compute"])
+    later = PartClock()
+    later.add_earlier_seconds({"compute": 3.0, "communication": 1.0, "of another version": 9.0})
+    assert later.spent_s()["compute"] == 3.0
+    assert communication_share(later.spent_s()) == 0.25
+    assert communication_share({}) == 0.0

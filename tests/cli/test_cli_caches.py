@@ -42,12 +42,6 @@ def said(*arguments: str) -> str:
     return ran.output
 
 
-def test_listing_of_an_unused_scratch_folder_is_empty(scratch: Path):
-    assert str(scratch) in said()
-    assert json.loads(said("--json"))["bytes"] == 0
-    assert list(scratch.iterdir()) == [], "a listing leaves no files"
-
-
 def test_missing_scratch_folder_is_refused_and_not_created(tmp_path: Path):
     ran = CliRunner().invoke(cli, ["caches", "--scratch", str(tmp_path / "nope")])
     assert isinstance(ran.exception, ConfigError)

@@ -103,20 +103,6 @@ def test_ended_session_of_another_folder_is_named(make, tmp_path, monkeypatch, c
     assert (session, said.strip()) == ("newer", f"this is session newer, which ran in {tmp_path / 'elsewhere'}")
 
 
-def test_ended_session_of_this_folder_comes_first(make, tmp_path, monkeypatch, capsys):
-    make("own", "mine/runinfo/000/stoker", up=False)
-    make("other", "elsewhere/runinfo/000/stoker", up=False)
-    assert looked_at(tmp_path / "mine", monkeypatch, capsys) == ("own", "")
-    assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
-
-
-def test_unambiguous_session_is_chosen_without_a_message(make, tmp_path, monkeypatch, capsys):
-    make("over", "elsewhere/runinfo/000/stoker", up=False)
-    make("own", "mine/runinfo/000/stoker", up=True)
-    assert looked_at(tmp_path / "mine", monkeypatch, capsys) == ("own", "")
-    assert looked_at(tmp_path / "third", monkeypatch, capsys) == ("own", "")
-
-
 def test_session_in_an_unlinked_folder_is_found(make, tmp_path, monkeypatch, capsys):
     make("own", "mine/session", up=True)
     (state_folder() / "sessions" / "own").unlink()
@@ -177,10 +163,3 @@ def test_hint_for_another_session_is_accepted_by_the_command(
     said = stoker("replay").stderr.replace("\n", " ")
     assert "this is session one; two is up too (stoker replay two)" in said
     assert "elsewhere/session" in str(stoker("replay", "two").exception), "session two has no journal"
-
-
-def test_help_of_the_commands_explains_the_choice_of_a_session(stoker: Stoker):
-    for command in ("status", "calls", "explain", "logs"):
-        assert session_choice.SHOWN_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
-    for command in ("down", "attach"):
-        assert session_choice.CHANGED_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())

@@ -9,9 +9,8 @@ from cli.command_line import Stoker
 
 import stoker as package
 from stoker.errors import SessionError
-from stoker.folders import FOLDER_REMOVED, is_working_folder_removed, working_folder, working_folder_if_exists
+from stoker.folders import FOLDER_REMOVED
 from stoker.manager.cli.main import main
-from stoker.manager.executor.processes import new_session_id
 
 
 @pytest.fixture
@@ -40,12 +39,6 @@ def test_error_of_up_names_its_own_options(stoker: Stoker, a_file: Path):
     assert isinstance(refused.exception, SessionError)
     assert "stoker up --folder DIR" in str(refused.exception)
     assert "run_dir" not in str(refused.exception)
-
-
-def test_unreadable_state_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / ("far too long " * 30)))
-    with pytest.raises(SessionError, match=r"state folder .* cannot be read: .*; set .* STOKER_HOME"):
-        new_session_id()
 
 
 @pytest.fixture
@@ -91,14 +84,3 @@ def test_program_in_a_removed_folder_is_refused_with_advice(tmp_path: Path, give
     with pytest.raises(SessionError) as caught:
         package.load(**dict.fromkeys(given, str(tmp_path)))  # type: ignore[arg-type]
     assert str(caught.value) == FOLDER_REMOVED
-
-
-def test_removed_working_folder_is_not_searched(removed: Path):
-    assert is_working_folder_removed()
-    assert working_folder_if_exists() == ()
-    with pytest.raises(SessionError, match="has been removed; change to another folder"):
-        working_folder()
-
-
-def test_working_folder_is_searched(tmp_path: Path):
-    assert working_folder_if_exists() == (str(working_folder()),) == (str(tmp_path),)

@@ -162,11 +162,6 @@ def test_fast_network_interface_is_named():
     assert "pilots will reach this host over ib0 (10.4.0.2)" in made.reasons
 
 
-def test_private_home_folder_is_reported():
-    assert any("stoker up --folder DIR" in why for why in init.draft(around(home_shared=False)).reasons)
-    assert not any("--folder" in why for why in init.draft(around()).reasons)
-
-
 @pytest.mark.parametrize("kind", [kind for kind in ProviderKind if kind is not ProviderKind.SLURM])
 def test_init_writes_a_valid_site_file_for_each_batch_system(kind: ProviderKind):
     command = "" if kind is ProviderKind.LOCAL else "/usr/bin/submit"
@@ -217,13 +212,6 @@ def test_scratch_is_the_writable_folder_of_the_environment(tmp_path: Path, monke
         assert each.shared == surroundings.is_shared(tmp_path)
     monkeypatch.setenv("SCRATCH", str(full))
     assert str(full) not in [each.path for each in surroundings.scratch_places()]
-
-
-def test_file_system_is_that_of_the_nearest_mount():
-    mounts = {"/": "ext4", "/home": "nfs4", "/home/ana/scratch": "xfs"}
-    assert surroundings.file_system(Path("/home/ana/.local"), mounts) == "nfs4"
-    assert surroundings.file_system(Path("/home/ana/scratch/x"), mounts) == "xfs"
-    assert surroundings.file_system(Path("/opt"), mounts) == "ext4"
 
 
 def test_init_writes_a_readable_file_and_overwrites_nothing(
@@ -356,13 +344,6 @@ def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, lev
     assert [finding.level for finding in findings] == ([level] if level else [])
     assert told in "".join(finding.text for finding in findings)
     assert all("shared_files = false" in finding.fix for finding in findings)
-
-
-def test_machines_without_information_are_unknown():
-    """condor_status may print daemons instead of slots, with exit code 0."""
-    assert surroundings.parse_condor_nodes("undefined undefined undefined undefined\n") == []
-    [node] = surroundings.parse_condor_nodes("4 6000 undefined undefined\n")
-    assert (node.gpus, node.user_domain) == (0, "")
 
 
 def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):

@@ -74,12 +74,6 @@ def test_doctor_clears_an_excluded_node(stoker: Stoker):
     assert str(stoker("doctor", "--clear", "n3").exception) == "node n3 is not excluded; no node is"
 
 
-def test_clear_option_excludes_other_options(stoker: Stoker):
-    refused = stoker("doctor", "--clear", "n2", "--json")
-    assert refused.exit_code == 2
-    assert "--clear takes one node and nothing else: stoker doctor --clear n2" in refused.output
-
-
 def test_clear_reports_unreadable_records(stoker: Stoker):
     keep(BAD)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

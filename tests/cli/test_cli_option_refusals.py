@@ -50,29 +50,16 @@ WRONG_TEXTS = {
     "--set": ["no-equals-sign", "no.such.setting=3"],
 }
 NOT_HERE = {
-    ("batch", "--permits"): "is hidden, and only the gateway passes it",
-    ("run batch_inference", "--permits"): "the same",
-    ("serve keys set", "--group"): "is looked at after the key, which is not there",
-    ("serve usage", "--key"): "is a filter: any text will do",
-    ("serve usage", "--model"): "the same",
-    ("replay", "--perfetto"): "is looked at after the session, which is not there",
-    ("plan", "--kind"): "is looked at once something was measured",
-    ("tune bank", "--model"): "is looked at after the prompts, which are not there",
-    ("tune bank", "--bank"): "the same",
-    ("tune bank", "--site"): "the same",
-    ("tune bank", "--session"): "the same",
-    ("tune submit", "--bank"): "is looked at after the job, which is not there",
-    ("tune submit", "--site"): "the same",
-    ("tune submit", "--session"): "the same",
-    ("tune submit", "--out"): "the same",
-    ("tune submit", "--serve"): "the same",
-    ("run prompt_tuning", "--bank"): "the same",
-    ("run prompt_tuning", "--site"): "the same",
-    ("run prompt_tuning", "--session"): "the same",
-    ("run prompt_tuning", "--out"): "the same",
-    ("run prompt_tuning", "--serve"): "the same",
-    ("run fact_verification", "--seed"): "any whole number will do; others are refused by click",
-}
+    "batch": ["--permits"], "run batch_inference": ["--permits"],  # hidden: only the gateway passes it
+    "serve keys set": ["--group"],  # read after the key, which is missing
+    "serve usage": ["--key", "--model"],  # a filter accepts any text
+    "replay": ["--perfetto"],  # read after the session, which is missing
+    "plan": ["--kind"],  # read after a measurement, which is missing
+    "tune bank": ["--model", "--bank", "--site", "--session"],  # read after the prompts, which are missing
+    "tune submit": ["--bank", "--site", "--session", "--out", "--serve"],  # read after the job, which is missing
+    "run prompt_tuning": ["--bank", "--site", "--session", "--out", "--serve"],
+    "run fact_verification": ["--seed"],  # every whole number is valid
+}  # fmt: skip
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -92,7 +79,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
     for name, command in commands(cli):
         for param in command.params:
             option = param.opts[0]
-            if not isinstance(param, click.Option) or param.is_flag or (name, option) in NOT_HERE:
+            if not isinstance(param, click.Option) or param.is_flag or option in NOT_HERE.get(name, ()):
                 continue
             kind: object = option
             match param.type:
@@ -136,4 +123,4 @@ def test_wrong_option_value_is_refused_with_an_explanation(command: str, option:
 
 def test_options_omitted_by_this_test_exist():
     there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
-    assert set(NOT_HERE) <= there
+    assert {(name, option) for name, options in NOT_HERE.items() for option in options} <= there

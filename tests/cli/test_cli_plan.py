@@ -104,31 +104,10 @@ def test_differently_packed_inputs_cost_the_same_per_input(stoker: Stoker):
     assert any("are assumed to have had 16 inputs each" in line for line in app)
 
 
-@pytest.mark.usefixtures("measured")
-def test_unknown_name_error_suggests_the_nearest_name(stoker: Stoker, site: str):
-    error = stoker("plan", site, "verfy", "--inputs", "5").exception
-    assert isinstance(error, ConfigError)
-    assert "did you mean verify?" in str(error)
-
-
 def test_unmeasured_work_is_not_forecast(stoker: Stoker, site: str):
     error = stoker("plan", site, "fact-verification").exception
     assert isinstance(error, SessionError)
     assert "make a short run first" in str(error)
-
-
-@pytest.mark.usefixtures("measured")
-def test_function_with_packed_inputs_is_planned_with_its_batch_size(stoker: Stoker):
-    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    store = performance()
-    store.record_runs("r", kind="NVIDIA A10", function="packed", run_s=[2.0] * 40, calls=10, items=16)
-    store.close()
-    shown = stoker("plan", "here.toml", "packed", "--inputs", "400").output
-    assert shown.startswith("plan · packed on here · 400 inputs in 25 calls")
-    assert "are assumed to have had" not in shown
-    assert "are assumed to have had 16 inputs each" in stoker(
-        "plan", "here.toml", "packed", "--inputs", "400", "--per-call", "8"
-    ).output  # fmt: skip
 
 
 def record(function: str, *, run_s: float) -> None:
@@ -169,14 +148,6 @@ def test_function_that_just_ran_is_found_by_its_file(stoker: Stoker):
     shown = stoker("plan", "here.toml", "first.py:slow", "--inputs", "9")
     assert "a call of slow ran" in shown.output, shown.exception
     assert "(8 calls measured)" in shown.output
-
-
-def test_name_used_by_one_program_needs_no_file(stoker: Stoker):
-    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
-    record("slow", run_s=5.0)  # an older version recorded this function without a file
-    assert "a call of slow ran 5.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
-    record("/home/ana/first.py:slow", run_s=1.0)
-    assert "a call of slow ran 1.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
 
 
 # ---- functions that never ran
@@ -242,7 +213,6 @@ def test_function_that_never_ran_is_planned_by_similar_functions(
     ("app", "says"),
     [
         ("{folder}/gone.py:score", "cannot be read: No such file or directory"),
-        ("{folder}/broken.py:score", "cannot be planned: .*broken.py"),
         ("{folder}/fine.py:nothing", "cannot be planned: .* it has no function nothing"),
         ("{folder}/fine.py:score", "no function like score of .*fine.py was measured yet"),
     ],
@@ -257,8 +227,3 @@ def test_missing_estimate_reports_its_reason(stoker: Stoker, site: str, tmp_path
     shown = stoker("plan", site, app.format(folder=tmp_path), "--inputs", "10")
     assert isinstance(shown.exception, ConfigError)
     assert re.search(says, str(shown.exception)), shown.exception
-
-
-def test_file_without_a_number_of_inputs_is_not_planned(stoker: Stoker, site: str):
-    shown = stoker("plan", site, "mine.py:score")
-    assert "the number of inputs of mine.py:score is not known" in str(shown.exception)

@@ -61,13 +61,6 @@ def test_ended_session_can_be_replayed(
     assert "live, " in simulated.output.splitlines()[-1]
 
 
-def test_live_session_is_replayed_up_to_its_current_event(stoker: Stoker, client: Peer, pilot: Peer):
-    client.hear(to_client.ClientWelcome)
-    pilot.hear(to_pilot.PilotWelcome)
-    shown = stoker.ok("replay", "test")
-    assert "killed" not in shown.output, "its manager is alive and well"
-
-
 def test_decisions_missing_from_the_journal_are_reported():
     one = Replayed("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
     unknown = "  note  the decisions about 1 event are not in the journal: "
@@ -108,10 +101,6 @@ def test_journal_of_an_older_version_is_replayed_with_a_note(
     book.close()
     result = stoker.ok("replay")
     assert "nothing was compared" in result.output
-
-
-def test_folder_without_a_session_is_refused(stoker: Stoker):
-    assert isinstance(stoker("replay", "nobody").exception, SessionError)
 
 
 def test_replay_writes_a_timeline_for_perfetto(

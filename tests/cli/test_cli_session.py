@@ -20,7 +20,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.libraries import LOAD_TRIES
-from stoker.manager.live import interfaces, lease
+from stoker.manager.live import lease
 from stoker.manager.live.session_policies import keep_policies
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -85,19 +85,6 @@ def test_policy_of_a_session_is_in_its_status_and_its_log(stoker: Stoker, folder
         assert "INFO policy: exclusive, dispatch mine.py:Mine\n" in folder.manager_log.read_text()
     finally:
         manager.close()
-
-
-def test_live_session_precedes_a_newer_ended_session_elsewhere(
-    stoker: Stoker, client: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    client.hear(to_client.ClientWelcome)
-    over = SessionFolder(tmp_path / "over")
-    over.make()
-    over.write(SessionFile("over", wire.VERSION, "tcp://127.0.0.1:1", folder.read().server_key))
-    (folder.path.parent / "home" / "sessions" / "over").symlink_to(over.path)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert stoker("status").output.startswith("session test · up ")
 
 
 def test_call_of_another_session_is_found_with_its_session_name(
@@ -213,13 +200,6 @@ def test_ended_session_with_an_unreadable_journal_is_reported(stoker: Stoker, fo
         assert str(folder.path) in str(result.exception)
 
 
-def test_missing_session_error_explains_how_to_start_one(stoker: Stoker):
-    for command in (["status"], ["explain", "c-1"], ["logs"]):
-        result = stoker(*command)
-        assert isinstance(result.exception, SessionError)
-        assert "stoker.load()" in str(result.exception)
-
-
 def test_manager_that_does_not_answer_is_a_clear_error(
     stoker: Stoker, folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
 ):
@@ -250,11 +230,6 @@ def test_client_with_a_wrong_key_is_refused_with_the_reason(
     assert isinstance(refused.exception, SessionError)
     assert "both sides need the same version of Stoker" in str(refused.exception)
     assert f"its manager (pid {manager.process.pid} on " in str(refused.exception)
-
-
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://127.0.0.1:99999", "tcp://nowhere.invalid:80", "junk"])
-def test_closed_manager_port_is_reported(address: str):
-    assert not interfaces.is_listening(address)
 
 
 def test_logs_command_lists_and_follows_until_ctrl_c(stoker: Stoker, manager: Manager):

@@ -14,8 +14,7 @@ from live.peers import Manager
 
 from stoker.config import parse_site, write_sites
 from stoker.contexts.folders import state_folder
-from stoker.errors import ConfigError
-from stoker.manager.cli import session_remains, sessions
+from stoker.manager.cli import session_remains
 from stoker.manager.executor import new_sessions
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
@@ -88,14 +87,6 @@ def test_ended_session_whose_port_was_reused_is_removed(stoker: Stoker, manager:
     assert not old.path.exists()
 
 
-def test_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker):
-    old = a_session("old1")
-    result = stoker("sessions", "--prune", "--older", "2")
-    assert isinstance(result.exception, ConfigError)
-    assert "the unit of 2 is missing" in str(result.exception)
-    assert old.file.exists()
-
-
 @pytest.mark.parametrize("name", ["journal", "factory.lock", "commands.lock"])
 def test_locked_session_is_kept_by_prune(stoker: Stoker, name: str):
     old = a_session("old1")
@@ -151,13 +142,3 @@ def test_folder_named_and_used_by_a_person_is_kept(stoker: Stoker, tmp_path: Pat
     aged(old, 20)
     assert "removed 1 session" in stoker("sessions", "--prune").output
     assert not old.path.exists()
-
-
-def test_session_of_a_program_is_listed_in_its_start_folder(stoker: Stoker, tmp_path: Path):
-    folder = SessionFolder(tmp_path / "runinfo" / "000" / "stoker")
-    folder.make()
-    folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    aged(folder, 20)
-    assert [each.session for each in sessions.known_sessions()] == ["k1"]
-    assert "removed 1 session" in stoker("sessions", "--prune").output
-    assert not (tmp_path / "runinfo" / "000").exists()

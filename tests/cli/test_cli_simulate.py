@@ -15,11 +15,9 @@ import pytest
 from cli.command_line import Stoker
 
 from benchmarks.baselines.loading import ROOT
-from stoker.errors import ConfigError
 from stoker.manager.cli.simulating import show
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.run_folder import StudyResults
-from stoker.manager.study.scenario import shipped
 from stoker.site import BASELINES
 
 SMALL = ("--set", "workload.inputs=200", "--set", "outputs.plots=false", "--jobs", "1")
@@ -64,21 +62,6 @@ def test_policies_are_compared_and_all_written_files_are_named(stoker: Stoker, t
     ]
 
 
-def test_written_scenario_file_reads_back_as_the_same_scenario(stoker: Stoker, tmp_path: Path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    stoker("simulate", "opportunistic", *SMALL, "--set", "links.shared=1 GB/s", "--seeds", "2", "--out", str(first))
-    stoker("simulate", str(first / "scenario.toml"), "--jobs", "2", "--out", str(second))
-    logs = [{path.name: path.read_bytes() for path in (folder / "logs").iterdir()} for folder in (first, second)]
-    assert logs[0] == logs[1]
-    assert set(logs[0]) == {"default-0.parquet", "default-1.parquet"}
-
-
-def test_setting_without_effect_is_noted_before_the_run(stoker: Stoker):
-    done = stoker("simulate", "static-pool", *SMALL, "--seeds", "1", "--set", "sources.gpu.capacity=40")
-    said = "note: source gpu: its capacity is 40 blocks, but max_blocks = 20 limits the submitted blocks"
-    assert done.output.splitlines()[2] == said
-
-
 def test_json_output_is_one_document(stoker: Stoker, tmp_path: Path):
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--out", "here", "--json")
     document = msgspec.json.decode(done.stdout, type=dict[str, Any])
@@ -86,17 +69,6 @@ def test_json_output_is_one_document(stoker: Stoker, tmp_path: Path):
     assert document["results"]["policies"][0]["estimates"]["done_after_s"]["runs"] == 2
     assert document["results"] == msgspec.json.decode((tmp_path / "here" / "results.json").read_bytes())
     assert document["outputs"]["logs"] == ["here/logs/default-0.parquet", "here/logs/default-1.parquet"]
-
-
-@pytest.mark.long
-def test_plots_are_drawn_or_the_missing_package_is_named(stoker: Stoker, tmp_path: Path):
-    done = stoker("simulate", "static-pool", "--set", "workload.inputs=200", "--seeds", "1", "--out", "here")
-    drawn = sorted(path.name for path in (tmp_path / "here").glob("*.svg"))
-    if "plots     none" in done.output:
-        assert "stoker[study]" in done.output
-        assert drawn == []
-    else:
-        assert drawn == ["completed.svg", "devices.svg", "queue.svg", "times.svg"]
 
 
 REFUSED = {
@@ -119,19 +91,6 @@ def test_invalid_input_is_refused_and_leaves_no_file(stoker: Stoker, tmp_path: P
     assert REFUSED[arguments] in str(refused.exception)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
-
-
-def test_failing_run_is_reported_and_its_empty_folder_is_removed(stoker: Stoker, tmp_path: Path):
-    (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
-    text = shipped()["static-pool"].read_text()
-    world = text[text.index("[world.devices") :]
-    trace = '[workload]\nkind = "trace"\nformat = "csv"\ncontext = "llm"\nfile = "trace.csv"\n'
-    (tmp_path / "mine.toml").write_text(f'name = "mine"\n{trace}{world}')
-    failed = stoker("simulate", "mine.toml", "--jobs", "1")
-    assert failed.exit_code == 1
-    assert isinstance(failed.exception, ConfigError)
-    assert "trace.csv" in str(failed.exception)
-    assert list((tmp_path / "runs").iterdir()) == []
 
 
 OWN = """

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import time
-import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -89,9 +87,6 @@ CROWDED = (
         (f"(infrastructure): devices failed it 3 times, on 3 pilots:\n  n1: {CROWDED}", "infrastructure", "memory"),
         ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (no Stoker process sent"
          " the signal; the system probably ran out of memory), in a call on llm", "user", "memory"),
-        ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV", "user", "crash"),
-        ("(poison): it ended its library 2 times; the last time: lib-2 exited with code 3: code in"
-         " it called exit, in a call", "user", "crash"),
         ("(timeout): the call ran for 5.1 s on n1; its limit is 5 s", "user", "time"),
         ("(timeout): ran 50 s and was cut off by the 60 s walltime, twice; raise [provider] walltime, or save state",
          "user", "walltime"),
@@ -136,10 +131,6 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
         ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "damaged_file"),
         ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", "service"),
         ("ValueError: operands could not be broadcast together with shapes (2,) (3,)", "code"),
-        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x5 and 4x2)", "code"),
-        ("TypeError: verify() missing 1 required positional argument: 'claims'", "code"),
-        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.11 PiB for an array", "memory"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory"),
     ],
 )  # fmt: skip
 def test_common_user_exceptions_have_the_right_component(folder: SessionFolder, raised: str, component: str):
@@ -179,24 +170,6 @@ def test_verdict_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...
         fault.happened == f"{died.partition('): ')[2]} by SIGSEGV, {len(texts) + 1}.0 s after the call was sent there"
     )
     assert fault.look.endswith(look)
-
-
-def test_actions_are_listed_once_each(folder: SessionFolder):
-    eio = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
-    fault = explain.diagnose_story_failure(
-        folder,
-        story(
-            "c-1",
-            f"lib-1 (cpu:0 of n1) failed it: {eio}",
-            "runs again, for 15 s not on n1",
-            f"lib-7 (cpu:0 of n2) failed it: {eio}",
-            "runs again, for 15 s not on n2",
-            "runs again, for 15 s not on n2",
-            "ended without a result (infrastructure): devices, disks or networks failed the call 3 times:"
-            f"\n  n1: {eio}",
-        ),
-    )
-    assert fault.done == ("ran again, for 15 s not on n1", "ran again, for 15 s not on n2")
 
 
 def test_probe_of_a_device_that_failed_a_call_is_shown(folder: SessionFolder):
@@ -254,6 +227,21 @@ def test_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, c
     assert fault.done == ("cuda:0 was probed, failed, and is no longer used (quarantined)",)
 
 
+@pytest.mark.parametrize(
+    ("subject", "texts", "headline"),
+    [
+        ("c-1", ("submitted", "ended with a result after 1.000 s in its function"), "f  ended"),
+        ("c-1", ("submitted", "ended without a result (cancelled): cancelled by its program"), "f  ended"),
+        ("c-1", ("submitted", "waits for 3 s: its 2 hot libraries are busy"), "f  waits"),
+        ("b1", ("pending as job 7", "ended: exit code 0"), "ended"),
+    ],
+)
+def test_subject_without_a_failure_has_no_verdict(
+    folder: SessionFolder, subject: str, texts: tuple[str, ...], headline: str
+):
+    assert explain.diagnose_story_failure(folder, story(subject, *texts, headline=headline)) is None
+
+
 def test_pilot_that_left_as_planned_has_no_verdict(folder: SessionFolder):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
     assert (
@@ -276,7 +264,6 @@ def test_dead_library_has_a_verdict_and_a_serving_library_has_none(folder: Sessi
     ("printed", "ended", "kind", "component"),
     [
         ("env: ‘/opt/python’: No such file or directory", "ended: exit code 127: {}", "framework", "environment"),
-        ("/bin/bash: line 1: module: command not found", "ended: exit code 1: {}", "framework", "environment"),
         ("/usr/bin/python3: No module named stoker", "ended: exit code 1: {}", "framework", "environment"),
         ("stoker-pilot: /home/ana/s is not a session folder that you can read: [Errno 13] Permission denied: 's.json'",
          "ended: exit code 1: {}", "user", "other_user"),
@@ -286,7 +273,6 @@ def test_dead_library_has_a_verdict_and_a_serving_library_has_none(folder: Sessi
          "site"),
         ("", "refused: sbatch: error: invalid partition specified: gpuu", "user", "site"),
         ("", "ended: NODE_FAIL", "infrastructure", "node"),
-        ("", "ended: node failed: n1@vm: Job disconnected too long", "infrastructure", "node"),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26 DUE TO TIME LIMIT ***", "ended: TIME_OUT",
          "infrastructure", "scheduler"),
     ],
@@ -306,14 +292,6 @@ def test_block_with_a_failed_job_has_a_verdict(
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
 
 
-def test_block_that_ended_well_has_no_verdict(folder: SessionFolder):
-    assert (
-        explain.diagnose_story_failure(folder, story("b1", "pending as job 7", "ended: exit code 0", headline="ended"))
-        is None
-    )
-    assert explain.diagnose_story_failure(folder, story("b1", "pending as job 7", headline="running")) is None
-
-
 def test_each_component_of_the_rules_has_a_remedy_and_vice_versa():
     rules = {(rule.kind, rule.component) for rule in (*ROWS, *SAID, *JOB, *MORE)}
     assert set(BY_COMPONENT) == rules
@@ -323,83 +301,15 @@ def test_each_component_of_the_rules_has_a_remedy_and_vice_versa():
 # ---- files that are not logs
 
 
-def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) -> explain.FailureVerdict | None:
-    died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
-    begun = time.process_time()
-    tracemalloc.start()
-    try:
-        fault = explain.diagnose_story_failure(folder, story("c-1", f"printed {path}:0-", died))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < within_bytes, f"{peak / 1e6:.0f} MB"
-    assert time.process_time() - begun < 30
-    return fault
-
-
-SICK = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"x" * (100 << 20) + b"\n" + SICK,
-        bytes(range(256)) * 20_000 + b"\n" + SICK,
-        b"step 1\n" + bytes(1 << 20) + SICK,
-        b"\r".join(b"%d%%" % n for n in range(100_000)) + b"\n" + SICK,
-        b"\xff\xfe" + "step 1\n".encode("utf-16-le") + SICK,
-        SICK.rstrip(b"\n"),
-    ],
-    ids=["one line of 100 MB", "binary", "a hole", "a progress bar", "mixed encodings", "no line break"],
-)
-def test_log_with_arbitrary_bytes_is_judged_by_its_readable_part(folder: SessionFolder, content: bytes):
-    path = folder.path / "pilots" / "n1" / "lib-1.log"
-    path.write_bytes(content)
-    fault = _judged(folder, path)
-    assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
-
-
-def test_end_of_a_log_of_one_gigabyte_is_read(folder: SessionFolder):
-    path = folder.path / "pilots" / "n1" / "lib-1.log"
-    with path.open("wb") as file:
-        file.truncate(1 << 30)
-        file.seek(0, 2)
-        file.write(b"\n" + SICK)
-    fault = _judged(folder, path)
-    assert fault.component == "gpu"
-
-
 def test_missing_or_vanishing_log_loses_only_its_own_lines(folder: SessionFolder):
     pipe = folder.path / "pilots" / "n1" / "lib-1.log"
     os.mkfifo(pipe)
     for path in (pipe, folder.path / "pilots", folder.path / "gone.log", Path("/dev/zero"), Path("/proc/self/mem")):
-        assert _judged(folder, path) is None, path
+        died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
+        assert explain.diagnose_story_failure(folder, story("c-1", f"printed {path}:0-", died)) is None, path
     parts = LogParts([LogPart("away", path=folder.path / "away"), LogPart("", text=b"one"), LogPart("", text=b"two\n")])
     assert parts.read(100) == b"one"
     assert b"".join(iter(lambda: parts.read(100), b"")) == b"\ntwo\n"
-
-
-def test_log_truncated_during_reading_ends_there(tmp_path: Path):
-    path = tmp_path / "lib-1.log"
-    path.write_bytes(b"a line\n" * 1000)
-    parts = LogParts([LogPart("lib-1", path=path), LogPart("", text=b"the end\n")])
-    assert parts.read(70) == b"a line\n" * 10
-    path.write_bytes(b"")
-    assert parts.read(70) == b"the end\n"
-    assert parts.read(70) == b""
-    assert (parts.place(3), parts.place(11)) == (("lib-1", 3), ("", 0))
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ("submitted", "ended with a result after 1.000 s in its function"),
-        ("submitted", "ended without a result (cancelled): cancelled by its program"),
-        ("submitted", "waits for 3 s: its 2 hot libraries are busy"),
-    ],
-)
-def test_call_without_a_failure_has_no_verdict(folder: SessionFolder, texts: tuple[str, ...]):
-    assert explain.diagnose_story_failure(folder, story("c-1", *texts)) is None
 
 
 def test_log_on_another_machine_loses_only_its_own_verdict(folder: SessionFolder):
@@ -415,38 +325,10 @@ def test_progress_of_a_running_call_is_read_from_its_output(folder: SessionFolde
     assert progress is not None
     assert explain.progress_line(progress).startswith("  progress  90 of 200 steps")
     assert "loss" in explain.progress_line(progress)
-
-
-def test_progress_of_earlier_calls_is_not_shown(folder: SessionFolder):
-    path = log(folder, "lib-3.log", [f"step {step}/200" for step in range(1, 91)])
-    running = story("c-2", "submitted", runs_in=("lib-3",))
-    assert explain.read_printed_progress(folder, running) is not None
-    ended = msgspec.structs.replace(running, runs_from=path.stat().st_size)
-    assert explain.read_printed_progress(folder, ended) is None
-    assert explain.read_printed_progress(folder, msgspec.structs.replace(running, runs_from=-1)) is None
-
-
-def test_waiting_call_or_call_without_metrics_has_no_progress(folder: SessionFolder):
-    log(folder, "lib-3.log", ["loading", "ready"])
-    assert explain.read_printed_progress(folder, story("c-1", runs_in=("lib-3",))) is None
-    assert explain.read_printed_progress(folder, story("c-1", runs_in=("lib-4",))) is None
-    assert explain.read_printed_progress(folder, story("c-1")) is None
-    assert explain.read_printed_progress(folder, story("lib-3", runs_in=("lib-3",))) is None
-
-
-@pytest.mark.parametrize(
-    ("reason", "kind", "component"),
-    [
-        ("out of memory", "user", "memory"),
-        ("node failed: n014", "infrastructure", "node"),
-        ("preempted by Slurm", "infrastructure", "scheduler"),
-        ("out of walltime", "user", "walltime"),
-    ],
-)
-def test_blocks_are_judged_by_reports_of_the_factory(tmp_path: Path, reason: str, kind: str, component: str):
-    story = Story("b1", True, f"block of source pool, job 7: ended: {reason}", (StoryLine(1.0, f"ended: {reason}"),))
-    verdict = explain.diagnose_story_failure(SessionFolder(tmp_path), story)
-    assert (verdict.kind.value, verdict.component) == (kind, component)
+    size = (folder.path / "pilots" / "n1" / "lib-3.log").stat().st_size
+    later = msgspec.structs.replace(story("c-2", "submitted", runs_in=("lib-3",)), runs_from=size)
+    assert explain.read_printed_progress(folder, later) is None, "only earlier calls have printed there"
+    assert explain.read_printed_progress(folder, story("c-3")) is None, "a waiting call"
 
 
 @pytest.mark.parametrize(
@@ -462,22 +344,3 @@ def test_proved_facts_of_a_pilot_are_not_contradicted(tmp_path: Path, said: str,
         SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),))
     )
     assert (verdict.kind.value, verdict.component) == ("infrastructure", component)
-
-
-def test_long_story_text_is_searched_quickly(tmp_path: Path):
-    text = "raised an exception in your code after 1.0 s: ValueError: " + "x " * 20_000
-    began = time.process_time()
-    explain.diagnose_story_failure(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
-    assert time.process_time() - began < 5
-
-
-def test_lines_of_a_log_too_long_to_count_have_no_number(tmp_path: Path):
-    log = tmp_path / "lib-1.log"
-    with log.open("wb") as file:
-        file.write(b"filler\n" * 5_000_000)
-        file.write(b"the last line\n")
-    parts = LogParts([LogPart("lib-1", path=log)])
-    lines = 0
-    while block := parts.read(1 << 20):
-        lines += block.count(b"\n")
-    assert parts.place(lines) == ("lib-1", 0)

@@ -7,20 +7,18 @@ import pytest
 from stoker.config import load_site, load_sites, parse_site, read_sites, write_sites
 from stoker.errors import ConfigError
 from stoker.manager.factory.batches import dry_run
+from stoker.manager.factory.pilot_command import pilot_options
+from stoker.manager.taskvine.refusals import refuse_unsupported_site
 from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Policy, Provider, ProviderKind, Site
 
 VAIN = {
     '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine runs",
-    '[provider]\nkind = "local"\nwalltime = "1 h"': "line 3: [provider] walltime has no effect",
     '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: there is no batch system",
     '[policy]\nfinish_within = "5 min"': "line 2: [policy] finish_within has no effect: it needs provisioning",
-    '[provider]\nkind = "pbs"\n[policy]\nfinish_within = "10 min"': "line 4: [policy] finish_within has no effect",
     "[policy]\nkeep_pending = 4": 'line 2: [policy] keep_pending has no effect: it needs provisioning = "opport',
-    '[provider]\nkind = "pbs"\n[policy]\nprovisioning = "demand"\nkeep_pending = 2': "line 5: [policy] keep_pending",
     '[pilot]\nprobe = "never"\nprobe_every = "1 min"': "line 3: [pilot] probe_every has no effect: no device is probed",
     '[provider]\nkind = "pbs"\nexclude_nodes = 2': "line 3: [provider] exclude_nodes has no effect",
-    'engine = "taskvine"\n[provider]\nkind = "slurm"\nexclude_nodes = 3': "line 4: [provider] exclude_nodes",
     "[provider]\nexclude_nodes = 0": "line 2: [provider] exclude_nodes has no effect: it needs kind slurm or condor",
     '[provider]\nkind = "slurm"\nexclude_nodes = 0\nprobe_nodes = "2 h"': "line 4: [provider] probe_nodes",
 }
@@ -37,10 +35,8 @@ def test_setting_without_effect_is_refused_with_line_and_advice(text: str) -> No
 EFFECTIVE = (
     '[provider]\nkind = "slurm"\nwalltime = "2 h"\ncommand_limit = "5 s"\n[policy]\nkeep_pending = 4',
     '[policy]\nprovisioning = "demand"\nfinish_within = "5 min"',
-    '[policy]\nprovisioning = "opportunistic"\nkeep_pending = 4',
     '[pilot]\nprobe = "/opt/probe"\nprobe_every = "1 min"',
     '[provider]\nkind = "condor"\nexclude_nodes = 2\nprobe_nodes = "2 h"',
-    '[provider]\nkind = "slurm"\nexclude_nodes = 0',
     '[provider]\nworker_init = "module load cuda"\nprice = 0.1\npoll = "1 s"',
 )
 
@@ -75,11 +71,41 @@ def test_site_that_names_itself_or_another_twice_is_refused(tmp_path: Path) -> N
     )
 
 
-def test_empty_site_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="site: '' is not the path of a site file; leave site out to use"):
-        load_site("")
-
-
 def test_worker_init_of_a_local_pilot_is_shown_in_the_dry_run(tmp_path: Path) -> None:
     site = parse_site('[provider]\nworker_init = "module load cuda"', file="s")
     assert dry_run(site, session="k", folder=SessionFolder(tmp_path)).startswith("module load cuda\nexec ")
+
+
+# ---- probes
+
+
+def options(*lines: str) -> list[str]:
+    said = pilot_options(parse_site("\n".join(["[pilot]", *lines, ""]), file="site.toml").pilot)
+    return said[said.index("--probe") :] if "--probe" in said else said[4:]
+
+
+def test_probe_settings_reach_the_pilot_command() -> None:
+    assert options() == []
+    assert options('probe = "auto"', 'probe_every = "5 min"') == []
+    assert options('probe = "never"') == ["--probe", "never"]
+    assert options('probe = "/opt/site/probe --quick"') == ["--probe", "/opt/site/probe --quick"]
+    assert options('probe_every = "0 s"') == ["--probe-every", "0"]
+    assert options('probe = "/p"', 'probe_every = "90 s"') == ["--probe", "/p", "--probe-every", "90"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('probe = "nevr"', r"probe = 'nevr': write \"auto\", \"never\", or the path of a program"),
+        ('probe_every = "0.5 s"', "at least 1 s"),
+    ],
+)
+def test_invalid_probe_setting_is_refused(line: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"line 2: \[pilot\] .*{why}"):
+        options(line)
+
+
+def test_probe_setting_without_effect_under_taskvine_is_refused() -> None:
+    site = parse_site('engine = "taskvine"\n[pilot]\nprobe = "/opt/probe"\n', file="site.toml")
+    with pytest.raises(ConfigError, match="TaskVine workers do not probe devices"):
+        refuse_unsupported_site(site)

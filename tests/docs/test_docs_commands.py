@@ -65,7 +65,7 @@ NOT_RUN = {
 
 PROGRAMS_NOT_RUN = {
     ("docs/prompt-tuning.md", 0): "two tunings of minutes; tests/apps/test_apps_tuning_submit.py calls `tune`",
-    ("docs/prompt-bank.md", 0): "minutes with a model; tests/apps/test_apps_bank_model.py does it with few prompts",
+    ("docs/prompt-bank.md", 0): "minutes with a model; tests/apps/test_apps_tuning_call.py does it with few prompts",
 }
 """Python blocks, by page and number, that are only compiled, with reasons."""
 

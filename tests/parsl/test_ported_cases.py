@@ -193,26 +193,7 @@ def test_calls_report_to_parsl_monitoring_by_the_chosen_radio(load, tmp_path, mo
 # ---- requirements of any executor
 
 
-def test_checkpoints_are_written_and_read(load, tmp_path):
-    from parsl.utils import get_all_checkpoints
-
-    @python_app(cache=True)
-    def stamp(name):
-
-        return f"{name} {time.time()}"
-
-    memoizer = parsl.dataflow.memoization.BasicMemoizer
-    load(config={"memoizer": memoizer(checkpoint_mode="task_exit")})
-    first = stamp("a").result(60)
-    parsl.dfk().cleanup()
-    files = get_all_checkpoints(str(tmp_path))
-    load(config={"memoizer": memoizer(checkpoint_files=files)})
-    assert stamp("a").result(60) == first
-
-
-@pytest.mark.parametrize(
-    "mode", ["task_exit", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("periodic", "dfk_exit", "manual"))]
-)
+@pytest.mark.parametrize("mode", ["task_exit", pytest.param("manual", marks=pytest.mark.long)])
 def test_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode):
     from parsl.utils import get_all_checkpoints
 
@@ -225,8 +206,7 @@ def test_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode):
         return (lambda other: number + other) if number < 30 else number
 
     memoizer = parsl.dataflow.memoization.BasicMemoizer
-    period = "00:10:00" if mode == "periodic" else None
-    load(config={"memoizer": memoizer(checkpoint_mode=mode, checkpoint_period=period)})
+    load(config={"memoizer": memoizer(checkpoint_mode=mode)})
     for add, plain in ((adder, 3), (other_adder, 30)):
         assert add(plain).result(60) == plain
         assert add(2).result(60)(3) == 5
@@ -243,18 +223,6 @@ def test_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode):
     assert sorted(future.result() for future in later.memo_lookup_table.values()) == [3, 4, 30, 31], (
         "the file is complete"
     )
-
-
-@pytest.mark.long
-def test_unwritable_checkpoint_loses_no_result(load, tmp_path, caplog):
-    @python_app(cache=True)
-    def double(number):
-        return 2 * number
-
-    load(config={"memoizer": parsl.dataflow.memoization.BasicMemoizer(checkpoint_mode="task_exit")})
-    open(os.path.join(parsl.dfk().run_dir, "checkpoint"), "w").close()  # a file where Parsl would make its folder
-    assert double(4).result(60) == 8
-    assert "a result of double cannot be kept" in caplog.text
 
 
 def test_executor_runs_without_a_parsl_dataflow_kernel(tmp_path, local, processes_of, until):

@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import IO
 
+import pytest
 from faults.world import World, command_of, until
 from session.test_session_up import stoker
 
@@ -45,6 +46,7 @@ with stoker.load(site="one.toml") as session:
 """
 
 
+@pytest.mark.long
 def test_late_advisor_is_killed_and_delays_nothing(world: World) -> None:
     (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:2"\n')
     (world.path / "program.py").write_text(PROGRAM)
@@ -62,7 +64,6 @@ def test_late_advisor_is_killed_and_delays_nothing(world: World) -> None:
     assert "no checkpoint was written" in call("lose")
     pid = until(lambda: next(iter(world.of(ADVISOR)), 0), why="an advisor")
     assert "--session" in command_of(pid)
-    until(lambda: _why(world, "c-1", folder), why="the verdict of the first")
     os.kill(pid, signal.SIGKILL)
     assert call("add") == "None\n"
     assert "KeyError" in call("misspell")

@@ -8,7 +8,6 @@ from faults.world import World
 PROGRAM = """
 import json
 import os
-import time
 
 import parsl
 import stoker
@@ -30,7 +29,6 @@ family = stoker.family({10: runtime(10), 20: runtime(20), 40: runtime(40)}, coun
 
 @stoker.app(context=family, latency="2 s")
 def read(length, text):
-    time.sleep(length / 2000)
     assert len(text) <= length, (length, text)
     return length
 
@@ -43,19 +41,12 @@ def end_once(length, text, marker):
     return length
 
 
-def measured():
-    texts = ["x" * (1 + number % 40) for number in range(400)]
-    found = list(stoker.map(read, texts))
-    assert all(length >= len(text) for length, text in zip(found, texts))
-    return sorted(set(found))
-
-
 said = {}
 with stoker.load(site="one.toml"):
     said["one"] = read("x" * 33).result(60)
     said["by name"] = read(text="x" * 33).result(60)
     said["of a future"] = read(written("x" * 21)).result(60)
-    said["all"] = measured()
+    said["of a map"] = list(stoker.map(read, ["x" * 12, "x" * 40]))
     for asked in (lambda: read("x" * 41), lambda: list(stoker.map(read, ["x" * 41]))):
         try:
             asked()
@@ -66,11 +57,6 @@ with stoker.load(site="one.toml"):
         stoker.app(context=stoker.family({10: runtime(10)}))(lambda length, text: length)("x")
     except stoker.errors.ConfigError as error:
         said["nothing counts"] = str(error)
-    for _ in range(4):  # a stalled machine may delay the plan
-        time.sleep(float(os.environ.get("PAUSE_S", 0)))
-        said["later"] = measured()
-        if said["later"] == [10, 20, 40]:
-            break
 print(json.dumps(said))
 """
 SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
@@ -79,14 +65,13 @@ SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
 def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "family.py").write_text(PROGRAM)
-    # The second plan is made after five seconds and carried out in single steps.
-    process = world.spawn([sys.executable, "family.py"], folder=world.path, PAUSE_S="8")
+    process = world.spawn([sys.executable, "family.py"], folder=world.path)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     said = json.loads(out)
     assert said["one"] == said["by name"] == said["of a future"] == 40
-    assert set(said["all"]) <= {10, 20, 40}
+    first, last = said["of a map"]
+    assert (first in (20, 40), last) == (True, 40)
     assert said["too long"] == [[41, 40], [41, 40]]
     assert said["after a kill"] in (10, 20, 40)
     assert "needs the length of its input" in said["nothing counts"]
-    assert said["later"] == [10, 20, 40]

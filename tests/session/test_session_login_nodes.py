@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from faults.world import World, until
 from live.peers import session_folder
 from polling import PATIENCE_S
 
 from stoker.manager.live import lease
-from stoker.manager.main import TAKEN_OVER
 from stoker.protocol.session import SessionFolder
 
 MANAGER = """
@@ -98,27 +95,6 @@ def refused(process: subprocess.Popen[str], *, by: str) -> None:
     assert f"already has a manager (pid 1 on {by}); one session has one manager" in said
 
 
-def test_manager_on_another_login_node_is_refused(nodes: LoginNodes) -> None:
-    first = nodes.first("login1")
-    refused(nodes.start("login2"), by="login1")
-    assert first.poll() is None
-    assert nodes.holder() == "login1"
-
-
-@pytest.mark.long
-def test_another_login_node_continues_the_session(nodes: LoginNodes) -> None:
-    first = nodes.first("login1")
-    journal = nodes.folder.journal.stat().st_ino
-    before = nodes.folder.file.stat().st_mtime_ns
-    nodes.crash(first)
-    second = nodes.start("login2", patience_s=3.0)
-    until(lambda: nodes.folder.file.stat().st_mtime_ns != before, limit_s=60, why="the second listens")
-    assert nodes.holder() == "login2"
-    assert nodes.folder.journal.stat().st_ino != journal, "late writes of the first manager go to another file"
-    refused(nodes.start("login3"), by="login2")
-    assert second.poll() is None
-
-
 @pytest.mark.long
 def test_one_of_two_followers_has_the_session_without_locks(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
@@ -132,19 +108,6 @@ def test_one_of_two_followers_has_the_session_without_locks(nodes: LoginNodes) -
     counter = lease.read(nodes.lease)
     until(lambda: lease.read(nodes.lease) != counter, why="the winner renews")
     assert both[winner].poll() is None
-
-
-def test_frozen_and_replaced_manager_stops_when_it_wakes(nodes: LoginNodes) -> None:
-    first = nodes.first("login1")
-    [manager] = psutil.Process(first.pid).children()
-    manager.send_signal(signal.SIGSTOP)
-    second = nodes.start("login2", patience_s=3.0)
-    until(lambda: nodes.holder() == "login2", limit_s=60, why="the second manager takes over")
-    manager.send_signal(signal.SIGCONT)
-    assert first.wait(60) == TAKEN_OVER
-    assert nodes.holder() == "login2"
-    assert second.poll() is None
-    assert "no longer manages the session: its manager is pid 1 on login2" in nodes.folder.manager_log.read_text()
 
 
 @pytest.mark.long

@@ -40,6 +40,7 @@ def begin_slow_pilot(session: Any, world: World) -> subprocess.Popen[str]:
     return pilot
 
 
+@pytest.mark.long
 def test_speed_is_measured_and_kept_for_the_next_session(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     @stoker.context
     def number() -> int:
@@ -60,7 +61,7 @@ def test_speed_is_measured_and_kept_for_the_next_session(world: World, monkeypat
     monkeypatch.chdir(world.path)
     with stoker.load("one.toml", run_dir=str(world.runs)) as session:
         pilot = begin_slow_pilot(session, world)
-        assert list(stoker.map(work, range(160))) == [2 * item for item in range(160)]
+        assert list(stoker.map(work, range(80))) == [2 * item for item in range(80)]
         assert speed(session, ends="calls") in str(session.explain("number"))
         folder = session.folder
         pilot.terminate()

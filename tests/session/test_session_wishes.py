@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
 from faults.world import World
 from session.test_session_up import stoker
 
@@ -39,7 +38,7 @@ def refused(wish, ask):
 
 varies = stoker.app(variants=[other()])(echo)
 related = stoker.app(context=stoker.family({10: other(1), 20: other(2)}, count=len))(lambda length, text: length)
-with stoker.load(**{sys.argv[1]: sys.argv[2]}):
+with stoker.load(session=sys.argv[1]):
     assert stoker.app(echo)(3).result(60) == 3
     refused("variants", lambda: varies(1).result(60))
     refused("variants", lambda: list(stoker.map(varies, [1, 2])))
@@ -58,16 +57,12 @@ def run(world: World, *arguments: str) -> str:
     return out
 
 
-@pytest.mark.parametrize("joins", [False, True], ids=["its own", "joined"])
-def test_each_unsupported_option_is_refused_at_its_definition(world: World, joins: bool) -> None:
+def test_joined_session_refuses_each_unsupported_option(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "wishes.py").write_text(PROGRAM)
-    if not joins:
-        assert run(world, "wishes.py", "site", "one.toml").split() == SAID
-        return
     session = str(json.loads(stoker(world, "up", "one.toml", "--json").stdout)["session"])
     try:
-        assert run(world, "wishes.py", "session", session).split() == SAID
+        assert run(world, "wishes.py", session).split() == SAID
     finally:
         assert stoker(world, "down", session).returncode == 0
 
