@@ -278,14 +278,6 @@ def test_late_job_of_a_cancelled_block_is_cancelled(desk: KeeperHarness) -> None
     assert desk.keeper.due_in() is None
 
 
-def test_submission_that_did_not_arrive_is_repeated(desk: KeeperHarness) -> None:
-    desk.batch.down = "away"
-    desk.order(B0)
-    desk.batch.down = ""
-    desk.later(5)
-    assert desk.batch.submitted == [B0]
-
-
 def until_submitted(desk: KeeperHarness, *, times: int) -> list[float]:
     """Return the seconds before each further submission, up to `times`."""
     pauses, since = [], desk.clock.now
@@ -412,12 +404,6 @@ def test_jobs_of_another_site_are_not_touched(desk: KeeperHarness) -> None:
     desk.settle()
     assert not desk.batch.cancelled
     assert desk.keeper.end(until=desk.clock.now) == []
-
-
-def test_adopted_jobs_are_watched_and_reported_once(desk: KeeperHarness) -> None:
-    job = desk.batch.put(B0, BatchJobStatus(RUNNING, "on n1"))
-    desk.another().sync([KnownBlock(B0, "lab", RUNNING, job)])
-    assert told(desk.settle()) == [(B0, RUNNING, "on n1")]
 
 
 def test_block_can_be_cancelled_before_and_after_its_submission(desk: KeeperHarness) -> None:

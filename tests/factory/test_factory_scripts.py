@@ -101,10 +101,6 @@ def test_value_with_blanks_or_quotes_stays_one_word() -> None:
     assert '--account="the \\"big\\" lab"' in asked
 
 
-def test_script_is_reproducible() -> None:
-    assert render(site(), job="j", command="c") == render(site(), job="j", command="c")
-
-
 def test_one_node_execs_the_pilot_and_several_use_srun() -> None:
     assert render(site(), job="j", command="pilot").rstrip().endswith("\nexec pilot")
     step = render(site(nodes=3, cores=4), job="j", command="pilot").rstrip().splitlines()[-1]

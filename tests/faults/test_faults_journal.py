@@ -64,21 +64,6 @@ def test_every_call_ends_once_and_contexts_stay_hot(session, world, tmp_path, ke
     assert JOURNAL_LOST in [line.text for line in status.notices]
 
 
-@pytest.mark.long
-def test_large_arguments_and_results_survive(session, world, tmp_path):
-    def double(data):
-        time.sleep(0.05)
-        return data * 2
-
-    app = stoker.app()(double)
-    results = stoker.map(app, [bytes([number]) * 2_000_000 for number in range(30)])
-    got = [next(results) for _ in range(5)]
-    cut_journal(world, session.folder / "journal", keep=0.3)
-    got += results
-    assert [each[0] for each in got] == list(range(30))
-    assert all(len(each) == 4_000_000 for each in got)
-
-
 # ---- damage
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import socket
@@ -11,7 +10,7 @@ import time
 import numpy as np
 import parsl
 import pytest
-from faults.world import kill, until
+from faults.world import until
 
 import stoker
 from stoker import errors
@@ -298,125 +297,6 @@ def test_unpicklable_function_is_named(shared):
         list(stoker.map(holds, [1]))
 
 
-MAIN = '''
-"""Functions of a script, a notebook's cells, lambdas and methods, all through a session."""
-import dataclasses, enum, functools, json, os, sys, threading
-import parsl
-from parsl import python_app
-import stoker
-
-FACTOR = 3
-
-def helper(value):
-    return value * FACTOR
-
-class Model:
-    def __init__(self, factor):
-        self.factor = factor
-
-    def predict(self, value):
-        return helper(value) * self.factor
-
-    @staticmethod
-    def plain(value):
-        return helper(value)
-
-    @classmethod
-    def named(cls, value):
-        return cls.__name__, value
-
-@dataclasses.dataclass
-class Row:
-    text: str
-
-class Label(enum.Enum):
-    YES = "yes"
-
-class Broken(Exception):
-    pass
-
-@stoker.context
-def model(factor):
-    return Model(factor)
-
-@stoker.app(context=model(5))
-def predict(model, value):
-    return model.predict(value)
-
-@stoker.app()
-def rows(row):
-    return [Row(row.text.upper()), Label.YES, Label(Label.YES.value) is Label.YES]
-
-@python_app
-def plain(value):
-    return helper(value)
-
-@stoker.app()
-def fails():
-    raise Broken("in main")
-
-CELL = """
-import math
-SCALE = 7
-
-@stoker.app()
-def in_cell(value):
-    return math.floor(SCALE * value), second(value)
-
-def second(value):
-    return value + SCALE
-
-also = lambda value: second(value)
-"""
-
-with stoker.load() as session:
-    out = {
-        "context": predict(2).result(60),
-        "class": rows(Row("a")).result(60) == [Row("A"), Label.YES, True],
-        "parsl": plain(4).result(60),
-        "lambda": list(stoker.map(lambda value: helper(value) + 1, [1, 2])),
-        "method": list(stoker.map(Model(2).predict, [1])),
-        "static": list(stoker.map(Model.plain, [1])),
-        "classmethod": [list(each) for each in stoker.map(Model.named, [1])],
-        "partial": list(stoker.map(functools.partial(helper), [1])),
-    }
-    try:
-        fails().result(60)
-    except Broken as error:
-        out["exception"] = str(error)
-    cell = {"__name__": "__main__", "stoker": stoker}
-    exec(compile(CELL, "<ipython-input-3>", "exec"), cell)
-    out["cell"] = list(cell["in_cell"](1.5).result(60))
-    out["cell lambda"] = list(stoker.map(cell["also"], [1]))
-    exec(compile("def again(value):\\n    return value + 1", "<cell>", "exec"), cell)
-    out["first"] = list(stoker.map(cell["again"], [1]))
-    exec(compile("def again(value):\\n    return value + 2", "<cell>", "exec"), cell)
-    out["run again"] = list(stoker.map(cell["again"], [1]))
-    print(json.dumps(out))
-'''
-
-
-def test_functions_of_main_cells_lambdas_and_methods_are_sent(world):
-    program = world.start(MAIN)
-    out, err = program.communicate(timeout=90)
-    assert program.returncode == 0, err
-    assert json.loads(out) == {
-        "context": 30,
-        "class": True,
-        "parsl": 12,
-        "lambda": [4, 7],
-        "method": [6],
-        "static": [3],
-        "classmethod": [["Model", 1]],
-        "partial": [3],
-        "exception": "in main",
-        "cell": [10, 8.5],
-        "cell lambda": [8],
-        "first": [2],
-        "run again": [3],
-    }
-
-
 def test_manager_and_pilot_unpickle_nothing(shared, shared_world, tmp_path):
     opened = tmp_path / "opened"
 
@@ -448,20 +328,6 @@ def test_calls_without_a_referenced_future_end(shared):
     gc.collect()
     assert quick(1).result(60) == 1
     until(lambda: shared.executor.outstanding() == 0)
-
-
-@pytest.mark.long
-def test_many_results_at_once_survive_a_killed_manager(shared, shared_world):
-    def make(number):
-        return number, b"x" * 20_000
-
-    results = stoker.map(make, range(600), ordered=False)
-    seen = []
-    for number, _ in results:
-        seen.append(number)
-        if len(seen) == 50:
-            kill([shared_world.manager()])
-    assert sorted(seen) == list(range(600))
 
 
 def named(name):

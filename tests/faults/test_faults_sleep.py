@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import subprocess
 import sys
 import time
@@ -190,27 +189,6 @@ def test_pilot_killed_with_a_sleeping_library_leaves_nothing(small, world, tmp_p
     kill([world.pilot()])
     until(lambda: not is_alive(pid), why="the sleeper ends with its pilot")
     assert ask(tmp_path, "one", 3).result(60)[:2] == ("one", 3)
-
-
-@pytest.mark.long
-def test_random_calls_and_kills_lose_no_call(small, world, tmp_path):
-    chance = random.Random(2026)
-    names = ("one", "two", "three")
-    kills = 0
-    for number in range(60):
-        asked = [(name, ask(tmp_path, name, number)) for name in chance.sample(names, chance.randint(1, 3))]
-        if number % 6 == 5:
-            time.sleep(chance.random())
-            victims = [path for path in tmp_path.glob("*-*") if path.name.startswith(names)]
-            kill([int(chance.choice(victims).read_text().split()[-1])])
-            kills += 1
-        if number in (20, 40):
-            kill([world.manager() if number == 20 else world.pilot()])
-        assert [future.result(120)[:2] for _, future in asked] == [(name, number) for name, _ in asked]
-    status = small.status()
-    log = count_lines(tmp_path / "log")
-    assert (kills, status.failed) == (10, 0)
-    assert sum(log[f"{name} wakes"] for name in names) > 10
 
 
 def test_session_with_sleeping_libraries_replays(world, tmp_path):

@@ -222,17 +222,6 @@ def test_old_deaths_of_a_helper_do_not_count(tmp_path: Path) -> None:
         clock.now += 20.0
 
 
-def test_progress_is_reported_once_per_process(tmp_path: Path) -> None:
-    file = tmp_path / "progress"
-    progress = RestartProgress(file, done=3)
-    progress.mark_first_completed_call(3)
-    assert not file.exists()
-    progress.mark_first_completed_call(4)
-    file.unlink()
-    progress.mark_first_completed_call(5)
-    assert not file.exists()
-
-
 def test_full_disk_for_the_progress_note_has_no_effect(tmp_path: Path) -> None:
     RestartProgress(tmp_path / "no folder" / "progress", done=0).mark_first_completed_call(1)
 
