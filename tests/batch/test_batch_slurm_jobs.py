@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -173,18 +172,4 @@ def test_probe_reports_a_pilot_that_lacks_a_requested_gpu(make_cluster, world):
     assert said.returncode == 1, said.stdout
     assert "compute nodes reach this host, but" in said.stdout
     assert "asked for 1 GPU, the pilot found none (NVML missing" in said.stdout
-    until(lambda: world.left() == [], what="nothing left")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
-def test_probe_ended_by_a_signal_leaves_no_job(slurm, world, how):
-    write_site(world.path, provider={"options": ["--begin=now+600"]})
-    words = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "lab.toml", "--probe", "--wait", "100"]
-    process = world.spawn(words, folder=world.path)
-    until(lambda: [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is in the queue")
-    process.send_signal(how)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + how, out + err
-    until(lambda: not [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
     until(lambda: world.left() == [], what="nothing left")

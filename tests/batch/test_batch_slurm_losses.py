@@ -157,17 +157,6 @@ def test_draining_node_keeps_its_pilot_and_gets_no_new_pilot(slurm, world, strea
         assert len(nodes_of(world)) == 2, "the next pilot is on another node"
 
 
-@pytest.mark.long
-def test_end_of_the_session_leaves_no_job(slurm, world, stream):
-    slurm.update_node(["n2", "n3", "n4"], "DRAIN")
-    with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"options": ["--exclusive"]}) as session:
-        results = stream()
-        next(results)
-        phases = lambda status: sorted(block.phase for block in status.jobs)  # noqa: E731
-        status_when(session, lambda status: phases(status) == ["pending", "running"], what="one running, one waiting")
-    until(lambda: not slurm.queue(), what="no job left")
-
-
 # ---- walltime
 
 

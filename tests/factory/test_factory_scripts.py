@@ -347,15 +347,6 @@ def test_every_shipped_site_file_survives_a_round_trip(tmp_path: Path) -> None:
         assert format_site_toml(again) == format_site_toml(site)
 
 
-def test_site_includes_the_sites_that_it_names(tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    (tmp_path / "a.toml").write_text('name = "a"\nsites = ["more/b.toml"]\n')
-    (tmp_path / "more" / "b.toml").write_text('name = "b"\nsites = ["c.toml", "../a.toml"]\n')
-    (tmp_path / "more" / "c.toml").write_text('name = "c"\n')
-    assert [site.name for site in load_sites(tmp_path / "a.toml")] == ["a", "b", "c"]
-    assert [site.name for site in load_sites()] == ["local"]
-
-
 def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('name = "a"\nsites = ["b.toml"]\n')
     (tmp_path / "b.toml").write_text('name = "a"\n')

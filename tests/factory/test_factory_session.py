@@ -64,19 +64,6 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid()]
 
 
-def test_calls_run_in_blocks_and_no_job_remains(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.run_jobs()
-    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
-        assert block_of_this().result(120) == ("b1", True)
-        until(lambda: session.status(30).jobs[0].reason == "on n1", what="an update of the block", seconds=60)
-        [block] = session.status(30).jobs
-        assert (block.phase, block.source) == ("running", "lab")
-        assert slurm.jobs()[block.job]["name"] == f"stoker-{session.id}-b1"
-    assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
-    until(lambda: not processes_of(session.folder), what="the end of all processes of the session")
-    assert (session.folder / "jobs-left").read_text() == ""
-
-
 @pytest.mark.long
 def test_session_runs_blocks_on_two_sites(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()

@@ -37,7 +37,7 @@ def cut_journal(world, journal: Path, *, keep: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("keep", [0.9, 0.5, 0.02, 0.0])
+@pytest.mark.parametrize("keep", [0.5, 0.0])
 def test_every_call_ends_once_and_contexts_stay_hot(session, world, tmp_path, keep):
     log = str(tmp_path / "log")
 

@@ -163,11 +163,10 @@ def test_killed_client_leaves_nothing_of_its_session(world):
         assert "its client is gone" in file.read()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
-def test_terminated_client_leaves_nothing(world, how):
+def test_terminated_client_leaves_nothing(world):
     program = world.start(CLIENT)
     json.loads(program.stdout.readline())
-    kill([program.pid], how)
+    kill([program.pid], signal.SIGTERM)
     program.communicate()
     world.empty()
 

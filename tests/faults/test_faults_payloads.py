@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import gc
 import os
 import re
 import socket
 import threading
-import time
 
 import numpy as np
 import parsl
@@ -50,21 +48,6 @@ def test_argument_and_result_of_300_mb_are_transferred(shared, shared_world):
     until(lambda: files_of(shared) == [], why="neither the argument nor the result is kept")
     flipped[0] = 5
     assert flipped[0] == 5, "the returned array is writable"
-
-
-def test_large_arguments_are_kept_until_their_last_call_ends(shared):
-    shared_data = os.urandom(3_000_000)
-
-    @stoker.app()
-    def size(data, number):
-        time.sleep(0.05)
-        return len(data) + number
-
-    futures = [size(shared_data, number) for number in range(8)]
-    assert [future.result(60) for future in futures] == [3_000_000 + number for number in range(8)]
-    same = list(stoker.map(len, (shared_data for _ in range(5))))
-    assert same == [3_000_000] * 5
-    until(lambda: files_of(shared) == [])
 
 
 def test_unread_large_results_are_removed(shared):
@@ -283,20 +266,6 @@ def test_exceptions_that_are_hard_to_pickle_arrive(shared, kind, type_, said):
     assert "in raises" in str(caught.value.__cause__)
 
 
-def test_unpicklable_function_is_named(shared):
-    lock = threading.Lock()
-
-    @stoker.app()
-    def holds(value):
-        with lock:
-            return value
-
-    with pytest.raises(errors.SerializationError, match="holds"):
-        holds(1).result(60)
-    with pytest.raises(errors.SerializationError, match="holds"):
-        list(stoker.map(holds, [1]))
-
-
 def test_manager_and_pilot_unpickle_nothing(shared, shared_world, tmp_path):
     opened = tmp_path / "opened"
 
@@ -316,18 +285,6 @@ def _tell(path):
     with open(path, "a") as file:
         file.write(f"{os.getpid()}\n")
     return os.getpid()
-
-
-def test_calls_without_a_referenced_future_end(shared):
-    @stoker.app()
-    def quick(number):
-        return number
-
-    for number in range(200):
-        quick(number)
-    gc.collect()
-    assert quick(1).result(60) == 1
-    until(lambda: shared.executor.outstanding() == 0)
 
 
 def named(name):

@@ -360,6 +360,8 @@ def test_unsuitable_slots_are_reported_with_reasons(text: str, told: str) -> Non
             r"Failed to parse command file \(line 5\)",
         ),
         ("ERROR: Failed to commit job submission into the queue.", BatchTrouble, "Failed to commit"),
+        ("SECMAN:2007:Failed to end classad message.", BatchTrouble, "SECMAN:2007"),
+        ("SECMAN:2011:Connection closed during command authorization.", BatchTrouble, "SECMAN:2011"),
         (
             "ERROR: Failed to commit job submission into the queue.; ERROR: Submissions need +ProjectName",
             SubmissionRefused,
