@@ -92,20 +92,13 @@ if sys.argv[2] == "in a loop":
     remove(sys.argv[1])
     for _ in results:
         pass
-elif sys.argv[2] == "in a future":
-    future = stoker.app(wait)(600)
-    remove(sys.argv[1])
-    try:
-        future.result()
-    except Exception as error:
-        raise error.__cause__ or error
 else:
     results.close()
     remove(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("when", ["in a loop", "in a future", "before the end"])
+@pytest.mark.parametrize("when", ["in a loop", "before the end"])
 def test_removed_run_folder_ends_the_session_with_its_reason(world, when):
     program = world.start(PROGRAM, str(world.runs), when)
     said, complaint = program.communicate(timeout=60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import stat
 import time
 
 import pytest
@@ -28,34 +27,6 @@ init_blocks = 2
 def site(tmp_path):
     (tmp_path / "two.toml").write_text(TWO)
     return tmp_path / "two.toml"
-
-
-def test_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
-    log = str(tmp_path / "log")
-
-    @stoker.app()
-    def scribble():
-        note(log, "bad")
-        for number in range(3, 256):
-            try:
-                if stat.S_ISSOCK(os.fstat(number).st_mode):
-                    os.write(number, b"garbage!")
-            except OSError:
-                continue
-        time.sleep(5)
-
-    @stoker.app()
-    def good(number):
-        return number
-
-    with stoker.load(site, run_dir=str(world.runs)) as session:
-        bad = scribble()
-        rest = [good(number) for number in range(3)]
-        assert [each.result(60) for each in rest] == [0, 1, 2]
-        with pytest.raises(errors.PoisonCallError, match="do not begin a frame"):
-            bad.result(60)
-        assert session.status().lost_pilots == 0
-    assert count_lines(tmp_path / "log") == {"bad": 2}
 
 
 @pytest.mark.long

@@ -66,17 +66,6 @@ def test_calls_of_a_lost_pilot_run_again_on_another_block(world, tmp_path):
         until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
 
 
-@pytest.mark.long
-def test_pilot_ended_before_its_block_was_queried(session, world):
-    assert stoker.app()(abs)(-1).result(60) == 1
-    pilot = world.pilot()
-    kill([pilot], signal.SIGTERM)
-    until(lambda: not is_alive(pilot), why="the process ends on its own")
-    assert stoker.app()(abs)(-2).result(60) == 2
-    status = session.status()
-    assert (status.gone_pilots, status.losses, status.failed) == (1, {"told to end by a signal": 1}, 0)
-
-
 def test_killed_manager_repeats_no_finished_call(session, world, tmp_path):
     log = str(tmp_path / "log")
 
@@ -207,17 +196,3 @@ def test_program_that_forks_keeps_its_session(world):
     assert "double was called before a site was loaded" in lines[3]
     assert lines[4] == "8 3"
     assert program.returncode == 0
-
-
-def test_program_killed_before_it_joins_leaves_nothing(world):
-    program = world.start(
-        f"""
-import os, signal
-import stoker
-from stoker.manager.executor.client import Link
-Link.wait_joined = lambda self, timeout_s: os.kill(os.getpid(), signal.SIGKILL)
-stoker.load(run_dir={str(world.runs)!r})
-"""
-    )
-    assert program.wait(30) == -signal.SIGKILL
-    world.empty()

@@ -197,7 +197,7 @@ class Raises:
             raise state[0]
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), Own("mine"), OSError("no such table"), SystemExit(3)])
+@pytest.mark.parametrize("error", [Own("mine"), SystemExit(3)])
 @pytest.mark.parametrize("where", ["function", "arguments"])
 def test_exception_in_unpickling_keeps_its_type_as_a_user_error(shared, error, where):
     bad = Raises(error)

@@ -103,20 +103,6 @@ def test_silent_factory_is_reported_killed_and_replaced(
     assert turned.pid == other
 
 
-@pytest.mark.usefixtures("site", "_nobody_stays")
-def test_reported_reason_is_what_the_factory_waits_for(folder: SessionFolder) -> None:
-    with (folder.path / "factory.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        turned = HelperHarness(folder)
-        pid = turned.pid
-        log = folder.path / "factory.log"
-        until(lambda: "another factory" in log.read_text(), what="the factory's line in its log", seconds=30)
-        words = turned.look(TOLD_S + 1)
-        assert f"(pid {pid}) runs but has not connected; its log says: another factory of the session is" in words
-        assert f"running, pid {os.getpid()} (" in words
-        assert words.endswith("waiting for its exit, for 1 min at most")
-
-
 @pytest.mark.usefixtures("_nobody_stays")
 def test_factory_that_cannot_start_is_reported_with_its_last_line(folder: SessionFolder) -> None:
     folder.sites.mkdir(exist_ok=True)
