@@ -33,10 +33,11 @@ class Work:
     def __init__(self, session, world, folder: Path) -> None:
         self.session, self.world, self.log = session, world, folder / "log"
         self.journal = session.folder / "journal"
+        log = str(self.log)
 
-        @stoker.app(context=loaded(str(self.log)))
+        @stoker.app(context=loaded(log))
         def work(context, number):
-            note(str(self.log), number)
+            note(log, number)
             time.sleep(0.02)
             return number * number
 
