@@ -141,7 +141,7 @@ def test_probe_with_a_pending_pilot_proves_nothing(slurm, world):
     for node in slurm.shape.nodes:
         slurm.submit("sleep 600", "--partition=main", f"--nodelist={node}", "--exclusive")
     until(lambda: set(slurm.nodes().values()) == {"allocated"}, what="every node in use")
-    said = probe(world, [], wait_s=5)
+    said = probe(world, [], wait_s=3)
     assert said.returncode == 1, said.stdout
     assert re.search(r"the probe still waits in the queue after .*: (Resources|Priority|Nodes)", said.stdout), (
         said.stdout
@@ -156,7 +156,7 @@ def test_pilot_that_cannot_connect_to_the_manager_is_reported(make_cluster, worl
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
     # pilots get the loopback address of the head, which on a node is the node itself
     write_site(world.path, session={"interface": "127.0.0.1"})
-    said = probe(world, cluster.on_head(), wait_s=12)
+    said = probe(world, cluster.on_head(), wait_s=8)
     assert said.returncode == 1, said.stdout
     assert "the probe runs, but its pilot has not reached 127.0.0.1:" in said.stdout
     assert "name their common network: [session] interface" in said.stdout

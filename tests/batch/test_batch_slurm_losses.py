@@ -51,10 +51,6 @@ def nodes_of(world) -> set[str]:
     return {line.split()[1] for line in count_lines(world.path / "ran")}
 
 
-def running(status) -> bool:
-    return bool(status.pilots)
-
-
 @pytest.mark.slow
 def test_preempted_and_requeued_job_starts_a_pilot_again(slurm, world, stream, go):
     with load(world, provider={"gpus": "a10:1", "options": ["--nodelist=n1"]}) as session:
@@ -139,22 +135,6 @@ def test_node_with_a_failing_prolog_does_not_stop_other_nodes(make_cluster, worl
         assert nodes_of(world) == {"n2"}
         story = " ".join(line.text for line in session.explain("b1").lines)
         assert "held by Slurm: launch failed requeued held" in story
-
-
-@pytest.mark.long
-def test_draining_node_keeps_its_pilot_and_gets_no_new_pilot(slurm, world, stream, go):
-    with load(world, provider={"gpus": "a10:1"}) as session:
-        [block] = status_when(session, running, what="the pilot").jobs
-        node = slurm.job(block.job)["NodeList"]
-        slurm.update_node(node, "DRAIN")
-        results = stream()
-        got = [next(results) for _ in range(10)]
-        assert nodes_of(world) == {node}, "the pilot continues"
-        slurm.cancel(block.job)
-        block_when(session, lambda new: new.block != block.block, what="another block")
-        go.touch()
-        assert [*got, *results] == list(range(CALLS))
-        assert len(nodes_of(world)) == 2, "the next pilot is on another node"
 
 
 # ---- walltime

@@ -212,16 +212,6 @@ def test_held_job_waits_with_its_reason_and_is_then_removed(pool: Pool, submit: 
     assert seen(batch, job, ENDED) == f"held by HTCondor: {why}"
 
 
-def test_missing_input_file_holds_the_job(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
-    batch = submit(
-        "shared_files = false\n[environment]\nkind = 'packed'", files=[tmp_path / 'it\'s, a "session"' / "gone.json"]
-    )
-    job = batch.submit(B7)
-    pool.wait(job, 5)
-    assert "No such file or directory" in look(batch, job).reason
-    assert look(batch, job).reason.startswith("held: Transfer input files failure")
-
-
 def test_input_files_arrive_and_only_output_is_returned(
     pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
 ) -> None:
