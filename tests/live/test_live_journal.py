@@ -380,7 +380,7 @@ def test_journal_of_only_zero_bytes_has_lost_its_records(path: Path) -> None:
     assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
 
 
-def test_damage_before_the_snapshot_loses_nothing(tmp_path: Path) -> None:
+def test_damaged_file_with_a_later_number_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
     (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after the file in use
