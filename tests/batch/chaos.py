@@ -101,12 +101,6 @@ class Chaos:
         self._write = write
         self._began = time.monotonic()
 
-    def skip(self, steps: int) -> None:
-        """Skip the first steps, which an earlier run completed."""
-        for _ in range(steps):
-            next(self._plan)
-        self.steps += steps
-
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> None:
         """Inject faults for this time or number; then restore everything."""
         end = time.monotonic() + seconds

@@ -11,7 +11,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,21 +46,18 @@ class Soak:
         every_s: float,
         stall_s: float,
         packed: bool = True,
-        before: dict[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.stall_s = stall_s
         self.seed = seed
         self.every_s = every_s
         self.packed = packed
-        self.before = before or {}
         self.record: dict[str, Any] = {"seed": seed, "ok": False, "faults_total": 0, "faults": {}, "left": []}
         self.ways = 0
         folder.mkdir(parents=True, exist_ok=True)
-        if not before:
-            for old in ("stall", "failure", "left"):
-                shutil.rmtree(folder / old, ignore_errors=True)
-            (folder / "faults.log").unlink(missing_ok=True)
+        for old in ("stall", "failure", "left"):
+            shutil.rmtree(folder / old, ignore_errors=True)
+        (folder / "faults.log").unlink(missing_ok=True)
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> dict[str, Any]:
         """Inject faults into a session and check its results; return the record. Session failures do not raise."""
@@ -115,7 +111,6 @@ class Soak:
                 check=check,
                 write=lambda line: log.write(line + "\n"),
             )
-            chaos.skip(self.before.get("steps", 0))
             began = time.monotonic()
             try:
                 self._disturb(scene, chaos, watch, seconds=seconds, faults=faults)
@@ -177,10 +172,9 @@ class Soak:
         self._count(chaos)
 
     def _count(self, chaos: Chaos) -> None:
-        add = Counter(self.before.get("faults", {})) + chaos.done
-        self.record["faults"] = dict(sorted(add.items()))
-        self.record["faults_total"] = add.total()
-        self.record["missed"] = dict(sorted((Counter(self.before.get("missed", {})) + chaos.missed).items()))
+        self.record["faults"] = dict(sorted(chaos.done.items()))
+        self.record["faults_total"] = chaos.done.total()
+        self.record["missed"] = dict(sorted(chaos.missed.items()))
         self.record["steps"] = chaos.steps
         if chaos.steps % 200 == 0:
             self.write()
@@ -189,11 +183,9 @@ class Soak:
         record = self.record
         programs = record.get("programs", {})
         for figure in ("lost", "twice", "many_wrong", "many_failed"):
-            new = sum(programs.get(name, {}).get(figure, 0) for name in PROGRAMS)
-            record[figure] = self.before.get(figure, 0) + new
+            record[figure] = sum(programs.get(name, {}).get(figure, 0) for name in PROGRAMS)
         whole = all("results" in programs.get(name, {}) for name in PROGRAMS)
-        results = sum(sum(programs[name]["results"].values()) for name in PROGRAMS) if whole else 0
-        record["results"] = self.before.get("results", 0) + results
+        record["results"] = sum(sum(programs[name]["results"].values()) for name in PROGRAMS) if whole else 0
         bad = [record["lost"], record["twice"], record["many_wrong"], record["many_failed"], len(record["left"])]
         reports = [notice for notice in record.get("status", {}).get("notices", ()) if "please report" in str(notice)]
         bad += [len(record.get("grown", ())), len(record.get("replay", "")), len(reports)]
@@ -228,18 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--stall", type=float, default=STALL_S, help="seconds without a result of some kind that end it"
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"), help="for the record, and evidence")
-    parser.add_argument("--resume", action="store_true", help="go on with the plan of the record in the folder")
     given = parser.parse_args(arguments)
     if why := commands.missing_for_namespaces():
         print(f"no soak here: {why}", file=sys.stderr)
         return 2
-    before = json.loads((given.folder / "record.json").read_text()) if given.resume else None
-    seed = before["seed"] if before else given.seed
-    faults = max(0, given.faults - (before["faults_total"] if before else 0))
-    print(f"soak: {faults} faults; to do the same again: STOKER_SOAK_SEED={seed}", flush=True)
+    print(f"soak: {given.faults} faults; to do the same again: STOKER_SOAK_SEED={given.seed}", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the soak like Ctrl-C
-    soak = Soak(given.folder.absolute(), seed=seed, every_s=given.every, stall_s=given.stall, before=before)
-    record = soak.run(seconds=given.seconds, faults=faults)
+    soak = Soak(given.folder.absolute(), seed=given.seed, every_s=given.every, stall_s=given.stall)
+    record = soak.run(seconds=given.seconds, faults=given.faults)
     print("\n".join(told(record)), flush=True)
     return 0 if record["ok"] else 1
 

@@ -6,36 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from batch.lab import texts
-from batch.lab.commands import OVER, until
-from batch.lab.shape import Preempt, Shape
-
-
-def test_cancelled_preempted_job_has_ended(make_cluster, tmp_path):
-    cluster = make_cluster(Shape(gpus=("a10:2", ""), preempt=Preempt.CANCEL, namespaces=True))
-    out = tmp_path / "out"
-    job = cluster.submit(
-        "hostname; echo $CUDA_VISIBLE_DEVICES; bash -c 'exec 3<>/dev/tcp/10.77.0.1/$PORT' && echo reached; sleep 100",
-        "--gres=gpu:a10:2",
-        f"--output={out}",
-        f"--export=ALL,PORT={texts.port(cluster.place, 'slurmctld')}",
-    )
-    until(lambda: out.exists() and "reached" in out.read_text(), what="the head from n1")
-    assert out.read_text().split() == ["n1", "0,1", "reached"]
-    high = cluster.submit("sleep 100", "--partition=main", "--gres=gpu:a10:2")
-    assert cluster.wait(job, *OVER)["JobState"] == "PREEMPTED"
-    cluster.wait(high, "RUNNING")
-    assert _reaches_the_head(cluster, "n2")
-    cluster.cut("n2")
-    assert not _reaches_the_head(cluster, "n2")
-    cluster.heal("n2")
-    until(lambda: _reaches_the_head(cluster, "n2"), what="the head from n2 again")
-
-
-def _reaches_the_head(cluster, node: str) -> bool:
-    connect = f"exec 3<>/dev/tcp/{cluster.shape.address('head')}/{texts.port(cluster.place, 'slurmctld')}"
-    command = cluster.machines[node].inside("timeout", "2", "bash", "-c", connect)
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+from batch.lab.commands import until
 
 
 def test_cluster_of_a_killed_test_leaves_no_process(shared_cluster, tmp_path):

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +17,7 @@ if not all(map(find_spec, ("httpx", "starlette", "uvicorn", "prometheus_client",
 import httpx
 from batch import soak_serve
 from batch.lab import commands
-from batch.serve_clients import Clients, Outage, Question
+from batch.serve_clients import Clients, Question
 
 SECONDS = float(os.environ.get("STOKER_SOAK_S") or 90)
 SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
@@ -91,40 +90,3 @@ def test_any_other_answer_counts_as_failed(reply, why):
     ask()
     assert clients.tally.ended == {"stream failed": 1}
     assert why in clients.tally.failed[0]["why"]
-
-
-def test_requests_are_sent_again_after_a_gateway_outage():
-    clients, ask = answers(httpx.ReadError("reset"), httpx.ConnectError("refused"), stream("a", "b", "c"))
-    clients.outages.append(Outage(killed_at=0.0))
-    ask()
-    assert (clients.tally.never_accepted, clients.tally.ended) == ({"stream": 2}, {"stream": 1})
-    clients, ask = answers(httpx.ConnectError("refused"))
-    clients.outages.append(Outage(killed_at=0.0, back_at=1.0))
-    ask()
-    assert clients.tally.ended == {"stream failed": 1}, "the gateway had been restarted long before"
-
-
-def test_wrong_answer_during_an_outage_counts_as_failed():
-    clients, ask = answers(stream("a", "x"))
-    clients.outages.append(Outage(killed_at=0.0))
-    ask()
-    assert clients.tally.ended == {"stream failed": 1}
-
-
-def test_cut_answer_must_be_a_prefix_of_the_correct_text():
-    for text, found in (("a", {"stream": 1}), ("x", {"stream failed": 1})):
-        outages: list[Outage] = []
-
-        def break_off(_request, text=text, outages=outages):
-            async def body():
-                yield f"{stream(text, end=False)}".encode()
-                outages.append(Outage(killed_at=time.monotonic()))
-                raise httpx.ReadError("reset")
-
-            return httpx.Response(200, content=body())
-
-        clients, ask = answers(break_off, stream("a", "b", "c"))
-        clients.outages = outages
-        ask()
-        assert clients.tally.ended == found
-        assert clients.tally.cut == ({"stream": 1} if text == "a" else {})

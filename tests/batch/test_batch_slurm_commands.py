@@ -142,7 +142,7 @@ def test_unreachable_slurmctld_is_trouble(slurm, batch_of):
         batch.find()
 
 
-@pytest.mark.parametrize("accounting", [False, True], ids=["squeue", "sacct"])
+@pytest.mark.parametrize("accounting", [False, pytest.param(True, marks=pytest.mark.long)], ids=["squeue", "sacct"])
 def test_preempted_lost_and_forgotten_jobs_are_distinguished(make_cluster, batch_of, accounting):
     cluster = make_cluster(
         Shape(
@@ -166,6 +166,7 @@ def test_preempted_lost_and_forgotten_jobs_are_distinguished(make_cluster, batch
     assert batches["n3"].query(["4711"])["4711"].phase is BlockPhase.ENDED
 
 
+@pytest.mark.long
 def test_accounts_are_checked_if_slurm_stores_them(make_cluster, batch_of):
     cluster = make_cluster(
         Shape(gpus=("a10:1",), accounting=True, settings={"AccountingStorageEnforce": "associations"})

@@ -48,6 +48,7 @@ def preempted_at(cluster, job: str) -> float:
     return 0.0 if said == "None" else time.mktime(time.strptime(said, "%Y-%m-%dT%H:%M:%S"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pilot_uses_the_grace_time_and_exits_cleanly(make_cluster, world, stream):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL, grace_s=GRACE_S))

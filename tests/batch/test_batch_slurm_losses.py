@@ -51,10 +51,6 @@ def nodes_of(world) -> set[str]:
     return {line.split()[1] for line in count_lines(world.path / "ran")}
 
 
-def running(status) -> bool:
-    return bool(status.pilots)
-
-
 @pytest.mark.slow
 def test_preempted_and_requeued_job_starts_a_pilot_again(slurm, world, stream, go):
     with load(world, provider={"gpus": "a10:1", "options": ["--nodelist=n1"]}) as session:
@@ -139,33 +135,6 @@ def test_node_with_a_failing_prolog_does_not_stop_other_nodes(make_cluster, worl
         assert nodes_of(world) == {"n2"}
         story = " ".join(line.text for line in session.explain("b1").lines)
         assert "held by Slurm: launch failed requeued held" in story
-
-
-@pytest.mark.long
-def test_draining_node_keeps_its_pilot_and_gets_no_new_pilot(slurm, world, stream, go):
-    with load(world, provider={"gpus": "a10:1"}) as session:
-        [block] = status_when(session, running, what="the pilot").jobs
-        node = slurm.job(block.job)["NodeList"]
-        slurm.update_node(node, "DRAIN")
-        results = stream()
-        got = [next(results) for _ in range(10)]
-        assert nodes_of(world) == {node}, "the pilot continues"
-        slurm.cancel(block.job)
-        block_when(session, lambda new: new.block != block.block, what="another block")
-        go.touch()
-        assert [*got, *results] == list(range(CALLS))
-        assert len(nodes_of(world)) == 2, "the next pilot is on another node"
-
-
-@pytest.mark.long
-def test_end_of_the_session_leaves_no_job(slurm, world, stream):
-    slurm.update_node(["n2", "n3", "n4"], "DRAIN")
-    with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"options": ["--exclusive"]}) as session:
-        results = stream()
-        next(results)
-        phases = lambda status: sorted(block.phase for block in status.jobs)  # noqa: E731
-        status_when(session, lambda status: phases(status) == ["pending", "running"], what="one running, one waiting")
-    until(lambda: not slurm.queue(), what="no job left")
 
 
 # ---- walltime

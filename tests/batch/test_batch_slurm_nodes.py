@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from batch.lab.commands import until
 from batch.sessions import block_when, status_when, write_site
 
 import stoker
@@ -65,18 +64,6 @@ def test_blocks_avoid_a_bad_node_until_a_probe_clears_it(slurm, world, break_nod
         status_when(session, lambda status: not status.excluded_nodes, what="n1 is cleared")
         assert node().result(60) in ("n2", "n3")
     assert node_store.excluded_nodes() == []
-
-
-def test_bad_node_is_used_again_if_no_other_is_left(slurm, world, break_node):
-    break_node("n1")
-    slurm.run("scontrol", "update", "NodeName=n[2-3]", "State=DRAIN", "Reason=test")
-    with load(world, break_node.probe, probe_nodes="1 h") as session:
-        dropped = "no other node"
-        status = status_when(
-            session, lambda status: any(dropped in line.text for line in status.notices), what="the exclusion ends"
-        )
-        assert excluded(status) == []
-        until(lambda: any("n1" in line for job in slurm.queue() for line in job), what="a block on n1 again")
 
 
 def test_site_with_exclude_nodes_0_keeps_the_bad_node(slurm, world, break_node):

@@ -17,7 +17,6 @@ from batch.sessions import block_when, status_when, write_site
 from session.test_session_up import stoker as stoker_says
 
 import stoker
-from stoker.errors import StokerError
 from stoker.manager.cli.session_choice import read_session_status
 
 # ---- troubles
@@ -29,13 +28,6 @@ def load(world, **sections):
 
 def double(number):
     return 2 * number
-
-
-def test_refusal_of_slurm_fails_the_calls_in_its_own_words(slurm, world):
-    with load(world, provider={"partition": "gpu"}):
-        with pytest.raises(StokerError, match="Invalid partition name specified") as caught:
-            stoker.app()(double)(1).result(60)
-        assert "lab" in str(caught.value), "the message names the site"
 
 
 def test_full_cluster_shows_why_a_block_waits_and_until_when(slurm, world):
@@ -51,16 +43,6 @@ def test_full_cluster_shows_why_a_block_waits_and_until_when(slurm, world):
         assert waiting.reason in str(session.status())
         slurm.cancel(*(line[0] for line in slurm.queue("--partition=main")))
         assert call.result(60) == 8
-
-
-def test_unavailable_partition_is_reported(slurm, world):
-    slurm.run("scontrol", "update", "PartitionName=backfill", "State=DOWN")
-    try:
-        with load(world) as session:
-            waiting = block_when(session, lambda block: block.reason, what="a reason")
-            assert "PartitionDown" in waiting.reason
-    finally:
-        slurm.run("scontrol", "update", "PartitionName=backfill", "State=UP")
 
 
 # ---- unreachable
@@ -163,23 +145,6 @@ def test_job_limit_of_this_user_is_shown_as_trouble(make_cluster, world):
 def refusals(cluster) -> int:
     log = (cluster.place.logs / "slurmctld.log").read_text(errors="replace")
     return log.count("exceeded association/QOS limit")
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_job_limit_of_all_users_is_shown_as_trouble(make_cluster, world):
-    cluster = make_cluster(Shape(gpus=("a10:1",), settings={"MaxJobCount": "2", "MinJobAge": "2"}))
-    filler = cluster.submit("sleep 1000", "--partition=main")
-    with waiting_call(world, command_limit="3 s") as (session, call):
-        trouble = status_when(session, lambda status: status.trouble, what="trouble").trouble["lab"]
-        said = "Slurm temporarily unable to accept job, sleeping and retrying"
-        assert trouble.startswith(f"sbatch has not answered for 3 s, after it printed: {said}: ")
-        assert "MaxJobCount" in trouble
-        assert not call.done()
-        cluster.cancel(filler)
-        assert call.result(60) == 8
-        status_when(session, lambda status: not status.trouble, what="the trouble's end")
-        assert len(our_jobs(cluster)) == 1, "only one job, however often the factory tried"
 
 
 # ---- slow node

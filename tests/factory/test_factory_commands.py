@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import fcntl
-import os
 import shlex
 import subprocess
 import sys
@@ -109,39 +107,6 @@ def test_failure_is_reported_in_the_words_of_the_command(err: str, words: str) -
     assert CommandResult(1, "", err).words == words
 
 
-def test_command_inherits_the_lock_of_its_factory(tmp_path: Path) -> None:
-    program = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from stoker.manager.factory import commands\n"
-        "import fcntl\n"
-        "lock = os.open('lock', os.O_RDWR | os.O_CREAT)\n"
-        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
-        "commands.inherit(lock)\n"
-        "commands.CommandRunner(limit_s=60, folder=Path('.')).run(['sh', '-c', 'echo $$ > pid; exec sleep 60'])\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
-    pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="the command"))
-    try:
-        process.kill()
-        process.wait(10)
-        with (tmp_path / "lock").open() as lock:
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.kill(pid, 9)
-            until(lambda: _free(lock.fileno()), what="the lock")
-    finally:
-        process.kill()
-
-
-def _free(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 # ---- local blocks
 
 
@@ -190,16 +155,7 @@ def test_end_of_a_local_pilot_has_its_reason(place: Place) -> None:
     assert look.reason == "exit code 1: no such folder"
 
 
-def test_another_factory_finds_running_pilots(place: Place) -> None:
-    job = place.batch().submit(B1)
-    other = place.batch()
-    until(lambda: other.find() == {job: B1}, what="the pilot to be there")
-    other.cancel([job])
-    until(lambda: not other.find(), what="the end")
-    assert other.query([job])[job].reason == "its process is gone"
-
-
-def test_another_factory_finds_a_pilot_in_its_worker_init(place: Place, tmp_path: Path) -> None:
+def test_another_factory_finds_and_ends_running_pilots(place: Place, tmp_path: Path) -> None:
     init = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
     first = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
     job = first.submit(B1)
@@ -207,7 +163,11 @@ def test_another_factory_finds_a_pilot_in_its_worker_init(place: Place, tmp_path
     assert place.batch().find() == {job: B1}
     (tmp_path / "go").touch()
     until(lambda: place.program in psutil.Process(int(job)).cmdline(), what="the pilot")
-    assert place.batch().find() == {job: B1}
+    other = place.batch()
+    assert other.find() == {job: B1}
+    other.cancel([job])
+    until(lambda: not other.find(), what="the end")
+    assert other.query([job])[job].reason == "its process is gone"
 
 
 def test_pilots_of_other_sessions_are_ignored(place: Place, tmp_path: Path) -> None:

@@ -90,17 +90,12 @@ def test_unchanged_state_is_not_reported_again(desk: KeeperHarness) -> None:
     ] == [4000]
 
 
-def test_requeued_job_is_pending_again(desk: KeeperHarness) -> None:
-    desk.order(B0)
-    desk.see(1, RUNNING, "on n1")
-    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime")
-    again = "queued again, since it was preempted or its node failed: BeginTime"
-    assert told(desk.later(10)) == [(B0, PENDING, again)]
-
-
 def test_manager_receives_the_reason_why_a_job_ended(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
+    again = "queued again, since it was preempted or its node failed: BeginTime"
+    assert told(desk.see(10, PENDING, "BeginTime")) == [(B0, PENDING, again)]
+    desk.see(10, RUNNING, "on n1")
     assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [
         BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")
     ]
@@ -110,16 +105,6 @@ def test_manager_receives_the_reason_why_a_job_ended(desk: KeeperHarness) -> Non
     assert desk.see(10, RUNNING, "on n2") == [BlockUpdate(B0, RUNNING, "1", "on n2")]
     assert desk.see(10, ENDED, "cancelled", loss=LossReason.CANCELLED) == [
         BlockUpdate(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)
-    ]
-
-
-def test_cancellation_by_the_manager_is_no_loss(desk: KeeperHarness) -> None:
-    desk.order(B0)
-    desk.see(1, RUNNING, "on n1")
-    desk.keeper.cancel([B0], "idle")
-    desk.settle()
-    assert desk.see(10, ENDED, "cancelled", loss=LossReason.CANCELLED) == [
-        BlockUpdate(B0, ENDED, "1", "cancelled: idle")
     ]
 
 
@@ -259,31 +244,16 @@ def test_end_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides: bool
     assert ("2" in desk.batch.cancelled) or desk.batch.cancelled_names == [B1]
 
 
-def test_block_with_an_uncertain_job_is_cancelled_by_name(desk: KeeperHarness) -> None:
+def test_block_with_an_uncertain_job_is_cancelled_by_name_and_id(desk: KeeperHarness) -> None:
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
     assert told(desk.later(10)) == [(B0, ENDED, "cancelled before it was submitted: idle")]
     assert desk.batch.cancelled_names == [B0]
-
-
-def test_late_job_of_a_cancelled_block_is_cancelled(desk: KeeperHarness) -> None:
-    desk.batch.lossy = desk.batch.hides = True
-    desk.order(B0)
-    desk.keeper.cancel([B0], "idle")
-    desk.later(10)
     desk.batch.hides = False
     desk.later(20)
     assert desk.batch.cancelled == ["1"]
     assert desk.keeper.due_in() is None
-
-
-def test_submission_that_did_not_arrive_is_repeated(desk: KeeperHarness) -> None:
-    desk.batch.down = "away"
-    desk.order(B0)
-    desk.batch.down = ""
-    desk.later(5)
-    assert desk.batch.submitted == [B0]
 
 
 def until_submitted(desk: KeeperHarness, *, times: int) -> list[float]:
@@ -314,13 +284,7 @@ def test_block_with_hidden_jobs_is_not_submitted_forever(desk: KeeperHarness) ->
         "submit has not answered for 30 s",
         "",
     ]
-
-
-def test_each_later_block_has_one_try_until_an_answer(desk: KeeperHarness) -> None:
-    desk.batch.lossy = desk.batch.hides = True
-    desk.order(B0)
-    until_submitted(desk, times=99)
-    desk.order(B1)
+    desk.order(B1)  # until an answer, each later block has one try
     until_submitted(desk, times=99)
     assert desk.batch.submitted == [B0] * MOST_UNANSWERED + [B1]
     assert told(desk.said)[-1][:2] == (B1, REFUSED)
@@ -367,13 +331,6 @@ def test_jobs_are_found_and_adopted_after_a_kill(desk: KeeperHarness) -> None:
     assert next(each.job for each in news if isinstance(each, BlockUpdate)) == job
 
 
-def test_finished_job_is_not_submitted_again_after_a_kill(desk: KeeperHarness) -> None:
-    desk.batch.put(B0, BatchJobStatus(ENDED, "exit code 1"))
-    desk.another().sync([KnownBlock(B0, "lab", ASKED)])
-    assert told(desk.settle())[-1] == (B0, ENDED, "exit code 1")
-    assert not desk.batch.submitted
-
-
 @pytest.mark.parametrize(
     ("other", "cancelled"), [(BatchJobStatus(ENDED, "exit code 1"), 0), (BatchJobStatus(PENDING), 1)]
 )
@@ -414,12 +371,6 @@ def test_jobs_of_another_site_are_not_touched(desk: KeeperHarness) -> None:
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_adopted_jobs_are_watched_and_reported_once(desk: KeeperHarness) -> None:
-    job = desk.batch.put(B0, BatchJobStatus(RUNNING, "on n1"))
-    desk.another().sync([KnownBlock(B0, "lab", RUNNING, job)])
-    assert told(desk.settle()) == [(B0, RUNNING, "on n1")]
-
-
 def test_block_can_be_cancelled_before_and_after_its_submission(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.keeper.order([B1])
@@ -427,7 +378,8 @@ def test_block_can_be_cancelled_before_and_after_its_submission(desk: KeeperHarn
     assert (B1, ENDED, "cancelled before it was submitted: no call could use it") in told(desk.settle())
     assert desk.batch.submitted == [B0]
     assert desk.batch.cancelled == ["1"]
-    assert told(desk.see(1, ENDED, "cancelled")) == [(B0, ENDED, "cancelled: no call could use it")]
+    [end] = desk.see(1, ENDED, "cancelled", loss=LossReason.CANCELLED)
+    assert end == BlockUpdate(B0, ENDED, "1", "cancelled: no call could use it"), "this end is no loss"
 
 
 def test_cancel_without_effect_is_repeated(desk: KeeperHarness) -> None:

@@ -275,7 +275,6 @@ Sat Nov 21 10:00:05: Starting (Pid 4711);
 @pytest.mark.parametrize(
     ("kind", "text", "phase", "reason"),
     [
-        (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=0), ENDED, "done"),
         (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=3), ENDED, "exit code 3"),
         (
             ProviderKind.GRID_ENGINE,
@@ -285,7 +284,6 @@ Sat Nov 21 10:00:05: Starting (Pid 4711);
         ),
         (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=0) + "deleted_by   ana@head\n", ENDED, "cancelled by"),
         (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=0).replace("-b0", "-b9"), None, "another job"),
-        (ProviderKind.LSF, BHIST.format(more=""), RUNNING, ""),
         (ProviderKind.LSF, BHIST.format(more="Sat Nov 21 10:01:00: Done successfully. The CPU"), ENDED, "done"),
         (
             ProviderKind.LSF,

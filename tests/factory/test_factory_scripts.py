@@ -101,10 +101,6 @@ def test_value_with_blanks_or_quotes_stays_one_word() -> None:
     assert '--account="the \\"big\\" lab"' in asked
 
 
-def test_script_is_reproducible() -> None:
-    assert render(site(), job="j", command="c") == render(site(), job="j", command="c")
-
-
 def test_one_node_execs_the_pilot_and_several_use_srun() -> None:
     assert render(site(), job="j", command="pilot").rstrip().endswith("\nexec pilot")
     step = render(site(nodes=3, cores=4), job="j", command="pilot").rstrip().splitlines()[-1]
@@ -112,7 +108,7 @@ def test_one_node_execs_the_pilot_and_several_use_srun() -> None:
     assert step.endswith(" pilot")
 
 
-@pytest.mark.parametrize("name", ["plain", "with blank", 'quo\'te "s"', "new\nline", "$HOME `id` \\n", "100% é"])
+@pytest.mark.parametrize("name", ["plain", 'quo\'te "s" new\nline', "$HOME `id` \\n 100% é"])
 def test_session_folder_with_any_name_reaches_the_pilot(tmp_path: Path, name: str) -> None:
     folder = SessionFolder(tmp_path / name)
     folder.submit.mkdir(parents=True)
@@ -306,11 +302,11 @@ def test_providers_are_imported_without_the_rest_of_parsl() -> None:
     assert done.stdout.splitlines() == ["[]", "Config SlurmProvider module", "True True"]
 
 
-@pytest.mark.parametrize("name", ["load", "map", "StokerExecutor"])
-def test_sessions_start_after_a_partial_import_of_parsl(name: str) -> None:
-    program = f"{PROGRAM.partition('import parsl')[0]}\nimport stoker\nprint(stoker.{name}.__name__)"
+def test_sessions_start_after_a_partial_import_of_parsl() -> None:
+    names = "print(stoker.StokerExecutor.__name__, stoker.load.__name__, stoker.map.__name__)"
+    program = f"{PROGRAM.partition('import parsl')[0]}\nimport stoker\n{names}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout.splitlines()[-1:] == [name], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["StokerExecutor load map"], done.stderr
 
 
 # ---- site files
@@ -349,15 +345,6 @@ def test_every_shipped_site_file_survives_a_round_trip(tmp_path: Path) -> None:
         (tmp_path / "copy.toml").write_text(format_site_toml(site))
         again = load_site(tmp_path / "copy.toml")
         assert format_site_toml(again) == format_site_toml(site)
-
-
-def test_site_includes_the_sites_that_it_names(tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    (tmp_path / "a.toml").write_text('name = "a"\nsites = ["more/b.toml"]\n')
-    (tmp_path / "more" / "b.toml").write_text('name = "b"\nsites = ["c.toml", "../a.toml"]\n')
-    (tmp_path / "more" / "c.toml").write_text('name = "c"\n')
-    assert [site.name for site in load_sites(tmp_path / "a.toml")] == ["a", "b", "c"]
-    assert [site.name for site in load_sites()] == ["local"]
 
 
 def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -46,7 +44,6 @@ def site(folder: Path, *, more: str = "", provider: str = "", pilot: str = "", p
 
 @stoker.app()
 def block_of_this(meeting=None, number=0):
-    import time
 
     import psutil
 
@@ -65,19 +62,6 @@ def processes_of(folder: Path) -> list[psutil.Process]:
         if str(folder) in " ".join(words) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return [process for process in found if process.pid != os.getpid()]
-
-
-def test_calls_run_in_blocks_and_no_job_remains(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.run_jobs()
-    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
-        assert block_of_this().result(120) == ("b1", True)
-        until(lambda: session.status(30).jobs[0].reason == "on n1", what="an update of the block", seconds=60)
-        [block] = session.status(30).jobs
-        assert (block.phase, block.source) == ("running", "lab")
-        assert slurm.jobs()[block.job]["name"] == f"stoker-{session.id}-b1"
-    assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
-    until(lambda: not processes_of(session.folder), what="the end of all processes of the session")
-    assert (session.folder / "jobs-left").read_text() == ""
 
 
 @pytest.mark.long
@@ -103,32 +87,6 @@ def running(folder: Path, module: str) -> list[psutil.Process]:
     return found
 
 
-def another(folder: Path, module: str, *, than: Sequence[psutil.Process]) -> psutil.Process:
-    return until(
-        lambda: next((each for each in running(folder, module) if each not in than), None),
-        what=f"another {module}",
-        seconds=60,
-    )
-
-
-def fail(slurm: FakeSlurm, job: dict[str, Any]) -> None:
-    os.killpg(job["pid"], signal.SIGKILL)
-    slurm.put(job["id"], state="NODE_FAIL")
-
-
-@pytest.mark.long
-def test_killed_factory_is_replaced(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.run_jobs()
-    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
-        assert block_of_this().result(120) == ("b1", True)
-        [factory] = running(session.folder, FACTORY)
-        os.kill(factory.pid, signal.SIGKILL)
-        another(session.folder, FACTORY, than=[factory])
-        assert block_of_this().result(120) == ("b1", True)
-    assert len(slurm.jobs()) == 1
-    assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
-
-
 def test_block_is_submitted_right_after_a_factory_restart(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     on_demand = site(tmp_path, pilot="init_blocks = 0", policy="opportunistic")
@@ -140,30 +98,6 @@ def test_block_is_submitted_right_after_a_factory_restart(slurm: FakeSlurm, tmp_
         os.kill(factory.pid, signal.SIGKILL)
         until(lambda: log.read_text().count(hello) == 2, what="the other factory's hello", seconds=60)
         assert block_of_this().result(120) == ("b1", True)
-
-
-@pytest.mark.long
-def test_managers_that_die_early_leave_one_working_factory(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.run_jobs()
-    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
-        assert block_of_this().result(120) == ("b1", True)
-        [manager], [factory] = running(session.folder, MANAGER), running(session.folder, FACTORY)
-        for also, after_s in ((None, 0.0), (factory, 0.0), (None, 0.3)):
-            before = running(session.folder, FACTORY)
-            for process in (manager, also):
-                if process is not None:
-                    process.kill()
-            manager = another(session.folder, MANAGER, than=[manager])
-            another(session.folder, FACTORY, than=before)
-            time.sleep(after_s)
-        manager.kill()
-        another(session.folder, MANAGER, than=[manager])
-        [job] = slurm.jobs().values()
-        fail(slurm, job)
-        # the manager skips block numbers that the lost part of the journal may have used
-        each_leaves_a_gap = ("b400", True)
-        assert block_of_this().result(120) == each_leaves_a_gap
-        until(lambda: len(running(session.folder, FACTORY)) == 1, what="one factory alone", seconds=60)
 
 
 def test_site_that_accepts_no_jobs_fails_the_calls_with_its_message(slurm: FakeSlurm, tmp_path: Path) -> None:

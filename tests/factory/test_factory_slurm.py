@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from factory.fake_slurm import FakeSlurm
@@ -21,7 +19,6 @@ from stoker.manager.factory.slurm_output import (
     job_status,
     lost_nodes,
     read_preempted,
-    read_sacct,
     read_scontrol,
     read_squeue,
     requeued,
@@ -68,8 +65,8 @@ def test_submitted_script_equals_the_dry_run(slurm: FakeSlurm, folder: SessionFo
     assert (folder.submit / "stoker-k3v9-b7.sh").read_text() == shown
 
 
-@pytest.mark.parametrize("name", ["with blank", "quo'te", 'dou"ble', "new\nline", "per%cent"])
-def test_scripts_in_a_folder_with_any_name_are_submitted(slurm: FakeSlurm, tmp_path: Path, name: str) -> None:
+def test_scripts_in_a_folder_with_any_name_are_submitted(slurm: FakeSlurm, tmp_path: Path) -> None:
+    name = "blank quo'te dou\"ble new\nline per%cent"
     (tmp_path / name).mkdir()
     slurm.run_jobs()
     batch = SlurmBatch(site(), session="k3v9", folder=tmp_path / name, command=lambda block: f"echo {block}")
@@ -97,9 +94,7 @@ LIMITS = f"sbatch: error: {POLICY} (job submit limit, user's size and/or time li
     "err",
     [
         f"sbatch: error: AssocMaxSubmitJobLimit\n{LIMITS}",
-        f"sbatch: error: AssocGrpSubmitJobsLimit\n{LIMITS}",
         f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{LIMITS}",
-        LIMITS,
         "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
         "qsub: would exceed queue gpuq's per-user limit of jobs in 'Q' state",
         "qsub: Maximum number of jobs already in queue",
@@ -117,7 +112,7 @@ def test_full_queue_refuses_no_block(batch: SlurmBatch, slurm: FakeSlurm, err: s
     assert batch.submit(B7)
 
 
-@pytest.mark.parametrize("why", ["AssocMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob", "AssocMaxCpuPerJobLimit"])
+@pytest.mark.parametrize("why", ["AssocMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob"])
 def test_job_larger_than_allowed_is_refused(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
     slurm.fault("sbatch", code=1, err=f"sbatch: error: {why}\n{LIMITS}")
     with pytest.raises(SubmissionRefused, match=f"^{why}; "):
@@ -150,39 +145,6 @@ def test_sbatch_without_a_job_id_in_its_output_is_trouble(batch: SlurmBatch, slu
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
     with pytest.raises(BatchTrouble, match="no unique job id"):
         batch.submit(B7)
-
-
-def test_hanging_sbatch_is_stopped(
-    batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick = SlurmBatch(
-        site(command_limit_s=Duration(1)), session="k3v9", folder=tmp_path, command=lambda block: f"echo {block}"
-    )
-    slurm.fault("sbatch", hang="after")
-    communicate = subprocess.Popen.communicate
-
-    def later(process: subprocess.Popen[bytes], *given: Any, **more: Any) -> Any:
-        until(slurm.jobs, what="the job")
-        return communicate(process, *given, **more)
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", later)
-    with pytest.raises(BatchTrouble, match="sbatch has not answered for 1 s"):
-        quick.submit(B7)
-    assert list(batch.find().values()) == [B7], "the job had reached Slurm despite the error"
-
-
-def test_failed_job_reports_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
-    job = batch.submit(B7)
-    (tmp_path / "stoker-k3v9-b7.err").write_text("a\nb\nc\nd\ne\nstoker-pilot: no such folder\n")
-    slurm.put(job, state="FAILED", exit_code="1:0")
-    assert batch.query([job])[job].reason == "exit code 1: b; c; d; e; stoker-pilot: no such folder"
-
-
-def test_job_that_squeue_forgot_is_looked_up_with_scontrol(batch: SlurmBatch, slurm: FakeSlurm) -> None:
-    job, other = batch.submit(B7), batch.submit(BlockId("b8"))
-    slurm.put(job, state="TIMEOUT", forgotten="squeue")
-    looks = batch.query([job, other])
-    assert (looks[job].reason, looks[other].phase) == ("out of walltime", BlockPhase.PENDING)
 
 
 def test_job_that_squeue_omits_has_the_state_of_scontrol(batch: SlurmBatch, slurm: FakeSlurm) -> None:
@@ -260,11 +222,7 @@ def test_job_id_is_found_among_other_output_lines(batch: SlurmBatch, slurm: Fake
     ("reason", "what"),
     [
         ("PartitionTimeLimit", "never starts with these settings: walltime .* shorten \\[provider\\] walltime"),
-        ("QOSMaxWallDurationPerJobLimit", "never starts with these settings: walltime"),
-        ("AssocMaxWallDurationPerJobLimit", "never starts with these settings: walltime"),
         ("QOSMaxGRESPerJob", "lower \\[provider\\] gpus"),
-        ("QOSMaxCpuPerJobLimit", "lower \\[provider\\] cores"),
-        ("PartitionNodeLimit", "lower \\[provider\\] nodes"),
         ("InvalidAccount", "change \\[provider\\] account"),
         ("PartitionDown", "waits until an administrator opens it"),
         ("QOSMaxGRESPerUser", "$"),
@@ -285,22 +243,6 @@ def test_sbatch_that_waits_for_room_has_created_no_job(slurm: FakeSlurm, tmp_pat
     with pytest.raises(BatchTrouble, match=r"MaxJobCount\), for all users") as caught:
         quick.submit(B7)
     assert not isinstance(caught.value, Unanswered)
-
-
-def test_job_that_slurm_forgot_has_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
-    job = batch.submit(B7)
-    said = "slurmstepd: error: *** JOB 101 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE ***"
-    (tmp_path / "stoker-k3v9-b7.err").write_text(f"{said}\n")
-    slurm.put(job, state="CANCELLED", forgotten="everywhere")
-    assert batch.query([job])[job].reason == "node failed"
-
-
-def test_requeued_job_is_pending(batch: SlurmBatch, slurm: FakeSlurm) -> None:
-    job = batch.submit(B7)
-    slurm.put(job, state="RUNNING", nodes="n1")
-    slurm.put(job, state="PENDING", reason="BeginTime", nodes="")
-    look = batch.query([job])[job]
-    assert (look.phase, look.reason) == (BlockPhase.PENDING, "BeginTime")
 
 
 def test_jobs_of_another_process_are_found_by_name(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -414,18 +356,6 @@ def test_tasks_of_an_array_are_one_job() -> None:
     assert look(done, failed, done) == (BlockPhase.ENDED, "out of walltime")
 
 
-def test_foreign_job_name_is_ignored() -> None:
-    rows = read_squeue(SQUEUE)
-    assert block_of(rows["88132"].name, session="k3v9") is None
-    assert (rows["88131"].name, rows["88131"].folder) == ("stoker-k3v9-b8", "/home/ana/submit")
-
-
-def test_sacct_output_is_parsed() -> None:
-    rows = read_sacct("88140|CANCELLED by 1000|0:0|n014\n88141|FAILED|1:0|n015\n88142|OUT_OF_MEMORY|0:125|n1\n")
-    assert [rows[job].state for job in rows] == ["CANCELLED", "FAILED", "OUT_OF_MEMORY"]
-    assert job_status(rows["88142"], now=NOW).reason == "out of memory"
-
-
 def test_scontrol_output_is_parsed() -> None:
     rows = read_scontrol(
         "JobId=5 JobName=stoker-k3v9-b1 UserId=ana(1000) GroupId=ana(1000) Priority=1 Nice=0 Account=(null) "
@@ -469,10 +399,6 @@ def test_reason_that_slurm_appends_to_the_job_output_is_read() -> None:
     )
     assert gone([line]).reason == "preempted by Slurm"
     assert gone([]).reason == "Slurm no longer knows this job"
-
-
-def test_unknown_state_is_an_end_with_that_word() -> None:
-    assert job_status(AccountedJob("1", "LAUNCH_FAILED"), now=NOW).phase is BlockPhase.ENDED
 
 
 def test_job_names_are_built_and_parsed() -> None:

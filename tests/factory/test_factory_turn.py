@@ -98,7 +98,7 @@ def test_lock_held_by_another_process_ends_the_factory_with_a_note(manager: Mana
         other.communicate(b"\n", timeout=10)
 
 
-def test_pilot_orphaned_at_its_start_leaves_after_it_joins(manager: ManagerEnd) -> None:
+def test_factory_of_a_dead_manager_leaves_without_a_hello(manager: ManagerEnd) -> None:
     orphan = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(orphan) == Ending.OVER
     assert manager.hellos == []

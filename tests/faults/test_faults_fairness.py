@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import stat
 import time
 
 import pytest
-from faults.world import count_lines, kill, note, until
+from faults.world import count_lines, note, until
 
 import stoker
 from stoker import errors
@@ -28,34 +27,6 @@ init_blocks = 2
 def site(tmp_path):
     (tmp_path / "two.toml").write_text(TWO)
     return tmp_path / "two.toml"
-
-
-def test_app_that_writes_to_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
-    log = str(tmp_path / "log")
-
-    @stoker.app()
-    def scribble():
-        note(log, "bad")
-        for number in range(3, 256):
-            try:
-                if stat.S_ISSOCK(os.fstat(number).st_mode):
-                    os.write(number, b"garbage!")
-            except OSError:
-                continue
-        time.sleep(5)
-
-    @stoker.app()
-    def good(number):
-        return number
-
-    with stoker.load(site, run_dir=str(world.runs)) as session:
-        bad = scribble()
-        rest = [good(number) for number in range(3)]
-        assert [each.result(60) for each in rest] == [0, 1, 2]
-        with pytest.raises(errors.PoisonCallError, match="do not begin a frame"):
-            bad.result(60)
-        assert session.status().lost_pilots == 0
-    assert count_lines(tmp_path / "log") == {"bad": 2}
 
 
 @pytest.mark.long
@@ -143,50 +114,3 @@ def test_short_calls_do_not_wait_behind_a_long_one(world, site):
             assert not long.done()
             long.cancel()
             until(lambda: not session.status().running, why="the long call has stopped")
-
-
-@pytest.mark.long
-def test_short_calls_do_not_wait_behind_a_call_that_holds_the_gil(world, site):
-    @stoker.app()
-    def matches(text):
-        return re.match(r"(a+)+$", text) is not None
-
-    with stoker.load(site, run_dir=str(world.runs)):
-        assert matches("aa").result(60)
-        texts = ["aa"] * 5 + ["a" * 60 + "!"] + ["aaa"] * 60
-        found = [matches(text) for text in texts]
-        assert all(each.result(60) for number, each in enumerate(found) if number != 5)
-        assert not found[5].done()
-        found[5].cancel()
-
-
-ONE = """
-[provider]
-kind = "local"
-[pilot]
-devices = "cpu:1"
-max_blocks = 1
-[session]
-heartbeat = "1 s"
-lease = "4 s"
-"""
-
-
-@pytest.mark.long
-def test_block_with_a_frozen_pilot_is_replaced_and_ends(world, tmp_path):
-    (tmp_path / "one.toml").write_text(ONE)
-
-    @stoker.app()
-    def wait(seconds):
-        time.sleep(seconds)
-        return os.getpid()
-
-    with stoker.load(tmp_path / "one.toml", run_dir=str(world.runs), strategy_period=0.2):
-        before = wait(0).result(60)
-        call = wait(2)
-        time.sleep(0.5)
-        pilot = world.pilot()
-        kill([pilot], signal.SIGSTOP)
-        call.result(60)  # the call returns from this pilot before it ends, or from the next pilot
-        assert wait(0).result(60) != before
-        until(lambda: pilot not in world.of("stoker.pilot.main"), why="the frozen pilot ends")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
@@ -9,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.world import count_lines, is_alive, note, until
+from faults.world import count_lines, note
 
 import stoker
 from stoker import errors
@@ -114,18 +113,6 @@ def test_poison_call_among_good_calls_fails_alone(shared, tmp_path, poison, said
     assert good(1, log).result(60) == 1
 
 
-def test_poison_call_in_a_map_is_raised_at_its_position(shared, tmp_path):
-    def maybe(number):
-        if number == 700:
-            os.abort()
-        return number
-
-    results = stoker.map(maybe, range(1000))
-    assert list(itertools.islice(results, 700)) == list(range(700))
-    with pytest.raises(errors.PoisonCallError, match="SIGABRT"):
-        next(results)
-
-
 def test_call_fails_if_it_exceeds_the_memory_of_its_context(shared):
     @stoker.context(memory="300 MB")
     def small():
@@ -144,59 +131,6 @@ def test_call_fails_if_it_exceeds_the_memory_of_its_context(shared):
     assert "declares 300 MB" in str(caught.value)
     assert "declare more" in str(caught.value)
     assert eat(2).result(60) == 2_000_000
-
-
-def test_call_that_exceeds_its_time_limit_ends_alone(shared, tmp_path):
-    def hang():
-        time.sleep(300)
-
-    def spin():
-        while True:
-            pass
-
-    def quick(number):
-        return number
-
-    limited = [stoker.app(timeout="1 s")(each) for each in (hang, spin)]
-    quick = stoker.app()(quick)
-    futures = [app() for app in limited]
-    others = [quick(number) for number in range(50)]
-    for future in futures:
-        with pytest.raises(errors.CallTimeoutError, match="its limit is 1 s"):
-            future.result(60)
-    assert [other.result(60) for other in others] == list(range(50))
-
-
-def test_process_forked_by_a_call_does_not_outlive_its_library(shared, shared_world):
-    @stoker.app()
-    def forks():
-        import subprocess
-
-        child = subprocess.Popen(["setsid", "sleep", "298"])
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(298)
-        return os.getpid(), child.pid, pid
-
-    library, child, forked = forks().result(60)
-    os.kill(library, signal.SIGKILL)
-    until(lambda: not any(is_alive(pid) for pid in (library, child, forked)))
-
-
-def test_forked_child_does_not_answer_for_the_library(shared):
-    @stoker.app()
-    def forgets():
-        return os.getpid() if os.fork() else -1
-
-    @stoker.app()
-    def stays(number):
-        return number
-
-    answers = [forgets() for _ in range(4)]
-    rest = [stays(number) for number in range(50)]
-    assert [future.result(60) for future in rest] == list(range(50))
-    for future in answers:
-        assert future.result(60) > 0
 
 
 def test_call_runs_in_its_folder_and_its_files_are_removed(shared, tmp_path):

@@ -138,51 +138,6 @@ def test_gang_continues_after_the_manager_is_killed(world, site, tmp_path, steps
     assert len((tmp_path / "loads").read_text().split()) == 2, "both kept their contexts"
 
 
-def late_to_meet(context, number, folder):
-    """Run `work` with ranks that connect only after the file `go` exists."""
-    (Path(folder) / f"told-{os.getpid()}").touch()
-    while not (Path(folder) / "go").exists():
-        time.sleep(0.01)
-    return work(context, number, folder)
-
-
-@pytest.mark.long
-def test_manager_killed_between_grant_and_start_costs_nothing(world, site, tmp_path, steps):
-    with stoker.load(site, run_dir=str(world.runs)):
-        gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(late_to_meet)
-        future = gang(1, str(tmp_path))
-        until(lambda: len(list(tmp_path.glob("told-*"))) == 2, limit_s=60, why="both ranks were told to run")
-        first = world.manager()
-        kill([first])
-        until(lambda: not is_alive(first), why="the manager is gone")
-        (tmp_path / "go").touch()  # the other ranks now get the address of rank 0
-        assert future.result(120) == 1
-    assert of_rank_0(steps(1)) == 0, "the gang began once"
-    assert len(list(tmp_path.glob("told-*"))) == 2
-    assert len((tmp_path / "loads").read_text().split()) == 2
-
-
-@pytest.mark.long
-def test_gangs_end_once_under_random_kills(world, site, tmp_path, steps):
-    chance = random.Random(20261122)
-    with stoker.load(site, run_dir=str(world.runs)):
-        gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
-        futures = [gang(number, str(tmp_path)) for number in range(8)]
-        until(lambda: len(steps(0)) > 2, limit_s=60, why="the first gang works")
-        for victim in ("manager", "pilot", "library", "manager", "pilot"):
-            time.sleep(chance.uniform(0.05, 0.8))
-            if victim == "library":  # kill only one library: two dead libraries would make the call a poison call
-                pids = [int(line) for line in (tmp_path / "loads").read_text().split()]
-                kill([pid for pid in pids if is_alive(pid)][:1])
-            elif victim == "pilot":
-                kill(world.pilots()[:1])
-            else:
-                kill(world.of("stoker.manager.main"))
-        assert [future.result(180) for future in futures] == list(range(8))
-    for number in range(8):
-        assert sorted(set(steps(number))) == list(range(STEPS))
-
-
 TWO = """
 [provider]
 kind = "local"

@@ -3,11 +3,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 
 import pytest
-from faults.world import command_of, count_lines, is_alive, kill, note, until
+from faults.world import count_lines, is_alive, kill, note, until
 from parsl import python_app
 
 import stoker
@@ -42,23 +41,6 @@ def test_killed_library_is_replaced_and_its_call_runs_again(session, world, tmp_
     assert all(sum(line.startswith(f"{n} on") for line in begun) == 1 for n in range(1, 40))
 
 
-def test_library_killed_when_idle_is_loaded_again(session, world, tmp_path):
-    log = str(tmp_path / "log")
-
-    @stoker.app(context=loaded(log))
-    def where(pid):
-        assert pid == os.getpid()
-        return pid
-
-    first = where().result(60)
-    kill([first])
-    until(lambda: not is_alive(first))
-    second = where().result(60)
-    assert second != first
-    assert count_lines(tmp_path / "log") == {"loaded": 2}
-    assert session.status().failed == 0
-
-
 def test_calls_of_a_lost_pilot_run_again_on_another_block(world, tmp_path):
     begun, go = tmp_path / "begun", tmp_path / "go"
 
@@ -82,17 +64,6 @@ def test_calls_of_a_lost_pilot_run_again_on_another_block(world, tmp_path):
         assert status.failed == 0
         assert len(status.pilots) == 1
         until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
-
-
-@pytest.mark.long
-def test_pilot_ended_before_its_block_was_queried(session, world):
-    assert stoker.app()(abs)(-1).result(60) == 1
-    pilot = world.pilot()
-    kill([pilot], signal.SIGTERM)
-    until(lambda: not is_alive(pilot), why="the process ends on its own")
-    assert stoker.app()(abs)(-2).result(60) == 2
-    status = session.status()
-    assert (status.gone_pilots, status.losses, status.failed) == (1, {"told to end by a signal": 1}, 0)
 
 
 def test_killed_manager_repeats_no_finished_call(session, world, tmp_path):
@@ -142,72 +113,6 @@ def test_frozen_pilot_is_declared_lost_and_rejoins_after_waking(world, tmp_path)
         assert (status.failed, status.done) == (0, 6)
 
 
-@pytest.mark.long
-def test_frozen_manager_delays_but_changes_nothing(session, world):
-    def double(number):
-        return number * 2
-
-    results = stoker.map(double, range(3000), window=300)
-    got = [next(results) for _ in range(100)]
-    manager = world.manager()
-    kill([manager], signal.SIGSTOP)
-    frozen = time.monotonic()
-    until(lambda: time.monotonic() - frozen > 2)
-    kill([manager], signal.SIGCONT)
-    got += results
-    assert got == [number * 2 for number in range(3000)]
-    status = session.status()
-    assert (status.lost_pilots, status.rerun_calls, status.failed) == (0, 0, 0)
-
-
-@pytest.mark.long
-def test_pilot_and_manager_killed_together_lose_no_call(world, tmp_path):
-    log = str(tmp_path / "log")
-
-    def work(context, number):
-        note(log, number)
-        time.sleep(0.002)
-        return number
-
-    with stoker.load(run_dir=str(world.runs), strategy_period=0.1):
-        results = stoker.map(stoker.app(context=loaded(log))(work), range(1000))
-        got = [next(results) for _ in range(50)]
-        kill([world.manager(), world.pilot()])
-        got += results
-        assert got == list(range(1000))
-    runs = count_lines(tmp_path / "log")
-    assert runs.pop("loaded") <= 4
-    assert set(runs) == {str(number) for number in range(1000)}
-    assert sum(runs.values()) <= 1000 + 200, "results that the pilot had not sent are computed again"
-
-
-@pytest.mark.long
-def test_manager_that_dies_repeatedly_ends_the_session(session, world):
-    @stoker.app()
-    def wait():
-        time.sleep(60)
-
-    future = wait()
-    stop = threading.Event()
-
-    def murder():
-        while not stop.is_set():
-            kill(world.of("stoker.manager.main"))
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=murder)
-    thread.start()
-    try:
-        with pytest.raises(Exception, match=", repeatedly") as caught:
-            future.result(60)
-    finally:
-        stop.set()
-        thread.join()
-    assert "manager.log" in str(caught.value)
-    with pytest.raises(Exception, match=", repeatedly"):
-        wait().result(10)
-
-
 CLIENT = """
 import json, os, sys, time
 import stoker
@@ -247,40 +152,12 @@ def test_killed_client_leaves_nothing_of_its_session(world):
         assert "its client is gone" in file.read()
 
 
-@pytest.mark.long
-def test_pilots_end_without_manager_and_client(world, tmp_path):
-    site = tmp_path / "site.toml"
-    site.write_text('[session]\nheartbeat = "0.5 s"\nlease = "2 s"\n')
-    program = world.start(CLIENT.replace("stoker.load()", f"stoker.load({str(site)!r})"))
-    json.loads(program.stdout.readline())
-    kill([program.pid, world.manager()])
-    program.communicate()
-    world.empty()
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
-def test_terminated_client_leaves_nothing(world, how):
+def test_terminated_client_leaves_nothing(world):
     program = world.start(CLIENT)
     json.loads(program.stdout.readline())
-    kill([program.pid], how)
+    kill([program.pid], signal.SIGTERM)
     program.communicate()
     world.empty()
-
-
-def test_killed_pilot_leaves_no_child_process(session, world):
-    @stoker.app()
-    def spawn():
-        import subprocess
-
-        subprocess.Popen(["sleep", "300"], start_new_session=True)
-        time.sleep(300)
-
-    future = spawn()
-    sleeper = until(lambda: [pid for pid in world.processes() if "sleep" in command_of(pid)])
-    pilot = world.pilot()
-    kill([pilot])
-    until(lambda: not any(is_alive(pid) for pid in [pilot, *sleeper]))
-    assert not future.done(), "losing a pilot does not fail its calls"
 
 
 FORKS = """
@@ -319,17 +196,3 @@ def test_program_that_forks_keeps_its_session(world):
     assert "double was called before a site was loaded" in lines[3]
     assert lines[4] == "8 3"
     assert program.returncode == 0
-
-
-def test_program_killed_before_it_joins_leaves_nothing(world):
-    program = world.start(
-        f"""
-import os, signal
-import stoker
-from stoker.manager.executor.client import Link
-Link.wait_joined = lambda self, timeout_s: os.kill(os.getpid(), signal.SIGKILL)
-stoker.load(run_dir={str(world.runs)!r})
-"""
-    )
-    assert program.wait(30) == -signal.SIGKILL
-    world.empty()

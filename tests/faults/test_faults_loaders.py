@@ -3,12 +3,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from faults.world import command_of, is_alive, until
 
 import stoker
 from stoker import errors
@@ -18,11 +16,6 @@ from stoker.units import show_bytes
 def raises():
     print("reading the weights")
     raise OSError("weights.bin is not a checkpoint")
-
-
-def hangs():
-    print("waiting for a lock")
-    time.sleep(300)
 
 
 def hangs_in_c():
@@ -68,17 +61,11 @@ def downloads():
     return hf_hub_download("gpt2", "config.json", endpoint="http://127.0.0.1:9", cache_dir="here")
 
 
-def recurses():
-    print("down")
-    return recurses()
-
-
 @pytest.mark.parametrize(
     ("loader", "needs", "said", "printed", "fact"),
     [
         (raises, {}, "raised OSError: weights.bin is not a checkpoint", "reading the weights", {}),
         # The time limit starts with the request for the process, which needs time to reach the loader.
-        (hangs, {"load_limit": "4 s"}, "did not load within 4.0 s", "waiting for a lock", {}),
         (hangs_in_c, {"load_limit": "4 s"}, "raise load_limit", "waiting for a lock", {}),
         (eats, {"memory": "200 MB"}, "of memory and declares 200 MB", "reading the weights", {}),
         (exits, {}, "raised SystemExit: no GPU here", "giving up", {}),
@@ -86,7 +73,6 @@ def recurses():
         (dies, {}, "was killed by SIGSEGV", "about to crash", {"signal": signal.SIGSEGV}),
         (asks, {}, "EOFError", "what now?", {}),
         (downloads, {}, "`hf download NAME --local-dir models/NAME`", "asking the hub", {}),
-        (recurses, {}, "RecursionError", "down", {}),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
@@ -138,82 +124,6 @@ def test_failed_loader_is_tried_again_for_later_calls(shared, tmp_path):
     assert [use(number).result(60) for number in range(3)] == [("weights", number) for number in range(3)]
 
 
-def test_loader_that_fails_once_is_retried(shared, tmp_path):
-    flag = tmp_path / "tried"
-
-    @stoker.context
-    def at_second():
-        if not flag.exists():
-            flag.touch()
-            raise OSError("the file system was away")
-        return 5
-
-    @stoker.app(context=at_second())
-    def use(context):
-        return context
-
-    assert use().result(60) == 5
-
-
-def test_loader_and_calls_may_print_megabytes(shared):
-    @stoker.context
-    def talks():
-        for _ in range(40_000):
-            print("x" * 99)
-        os.write(1, b"y" * 1_000_000)
-        return 1
-
-    @stoker.app(context=talks())
-    def talk(context, number):
-        for _ in range(10_000):
-            print("z" * 99)
-        return context + number
-
-    assert [talk(number).result(60) for number in range(3)] == [1, 2, 3]
-
-
-def test_children_of_a_loader_end_with_their_library(shared, shared_world):
-    @stoker.context
-    def forks():
-        import subprocess
-
-        plain = subprocess.Popen(["sleep", "299"])
-        away = subprocess.Popen(["setsid", "sh", "-c", "sleep 299 & sleep 299 & wait"])
-        if os.fork() == 0:
-            if os.fork() == 0:
-                time.sleep(299)
-            os._exit(0)
-        os.wait()
-        return os.getpid(), plain.pid, away.pid
-
-    @stoker.app(context=forks())
-    def use(context):
-        return context
-
-    library, plain, away = use().result(60)
-    assert is_alive(plain)
-    assert is_alive(away)
-
-    def below():
-        return [pid for pid in shared_world.processes() if _sleeps(pid) or _session(pid) == library]
-
-    until(lambda: len(below()) >= 5, why="the shell that left its session starts two more")
-    children = below()
-    os.kill(library, signal.SIGKILL)
-    until(lambda: not any(is_alive(pid) for pid in children), why="a library's children go with it")
-
-
-def _sleeps(pid):
-    return "sleep" in " ".join(command_of(pid))
-
-
-def _session(pid):
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
-
-
 def test_context_that_fits_no_device_fails_at_once(shared):
     [pilot] = shared.status().pilots
     devices = len(pilot.devices)
@@ -232,16 +142,3 @@ def test_context_that_fits_no_device_fails_at_once(shared):
         assert named in str(caught.value)
         assert f"cpu {show_bytes(pilot.devices[0].memory_bytes)}" in str(caught.value)
         assert f"x {devices}" in str(caught.value)
-
-
-def test_invalid_recipe_raises_at_its_definition(shared, tmp_path):
-    @stoker.context
-    def load(path, size=1):
-        return path
-
-    with pytest.raises(errors.RecipeError, match="sise"):
-        load("a", sise=2)
-    with pytest.raises(errors.StokerError, match="lock"):
-        load(threading.Lock())
-    with pytest.raises(errors.RecipeError, match="400 parsecs"):
-        stoker.context(memory="400 parsecs")(load)

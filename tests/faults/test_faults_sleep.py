@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
+import re
 import subprocess
 import sys
 import time
@@ -115,102 +115,48 @@ def test_language_model_writes_the_same_text_after_its_sleep(small, tmp_path):
     assert before[0][0] != before[1][0]
 
 
-LONG = pytest.mark.long
-
-
-@pytest.mark.parametrize(
-    "phase", [pytest.param("asleep", marks=LONG), "waking", pytest.param("falling asleep", marks=LONG)]
-)
-def test_library_killed_in_its_sleep_loses_no_call(small, tmp_path, phase):
-    if phase == "falling asleep":
-        (tmp_path / "slow-sleeps").touch()
-        pid = ask(tmp_path, "one").result(60)[2]
-        other = ask(tmp_path, "two")
-        until(lambda: count_lines(tmp_path / "log").get("one sleeps"))
-        kill([pid])
-        assert other.result(60)[0] == "two", "its memory is freed"
-    else:
-        pid = lets_sleep(tmp_path)
+def test_library_killed_while_it_wakes_loses_no_call(small, tmp_path):
+    pid = lets_sleep(tmp_path)
     slow = tmp_path / "slow-wakes"
-    if phase == "waking":
-        slow.touch()
-        future = ask(tmp_path, "one", 7)
-        assert pid_of(tmp_path / "one-wakes") == pid
-        kill([pid])
-        slow.unlink()
-    else:
-        (tmp_path / "slow-sleeps").unlink(missing_ok=True)
-        kill([pid])
-        until(lambda: not is_alive(pid))
-        future = ask(tmp_path, "one", 7)
+    slow.touch()
+    future = ask(tmp_path, "one", 7)
+    assert pid_of(tmp_path / "one-wakes") == pid
+    kill([pid])
+    slow.unlink()
     name, number, again = future.result(60)
     assert (name, number) == ("one", 7)
     assert again != pid
     assert small.status().failed == 0
 
 
-@pytest.mark.parametrize("what", [pytest.param("sleeps", marks=LONG), "wakes"])
-def test_context_that_raises_in_sleep_ends_and_its_calls_move(small, tmp_path, what):
-    (tmp_path / f"bad-{what}").touch()
+def test_context_that_raises_when_it_wakes_ends_and_its_calls_move(small, tmp_path):
+    (tmp_path / "bad-wakes").touch()
     first = ask(tmp_path, "one").result(60)[2]
     for number in range(2):
         assert ask(tmp_path, "two", number).result(60)[1] == number
         assert ask(tmp_path, "one", number).result(60)[1] == number
     log = count_lines(tmp_path / "log")
-    assert log[f"one {what}"] == 1, "it sleeps once, and then no more"
+    assert log["one wakes"] == 1, "the context sleeps no more"
     assert log["one loads"] >= 2
     assert not is_alive(first)
-    story = str(small.explain("lib-1"))
-    assert f"ended: {what.removesuffix('s')}() of the context table" in story
-    assert f"raised OSError: one {what} badly" in story
+    assert re.search(
+        r"ended: wake\(\) of the context table\S* raised OSError: one wakes badly", str(small.explain("lib-1"))
+    )
     assert small.status().failed == 0
 
 
-@pytest.mark.parametrize("phase", [pytest.param("asleep", marks=LONG), "waking"])
-def test_killed_manager_finds_the_sleeping_libraries_again(small, world, tmp_path, phase):
+def test_killed_manager_finds_the_waking_library_again(small, world, tmp_path):
     pid = lets_sleep(tmp_path)
     slow = tmp_path / "slow-wakes"
     slow.touch()
-    future = None
-    if phase == "waking":
-        future = ask(tmp_path, "one", 1)
-        pid_of(tmp_path / "one-wakes")
+    future = ask(tmp_path, "one", 1)
+    pid_of(tmp_path / "one-wakes")
     manager = world.manager()
     kill([manager])
     until(lambda: world.of("stoker.manager.main") not in ([], [manager]), why="another manager")
     slow.unlink()
-    future = future or ask(tmp_path, "one", 1)
     assert future.result(60) == ("one", 1, pid), "the same process has woken"
     assert count_lines(tmp_path / "log")["one loads"] == 1
-
-
-@pytest.mark.long
-def test_pilot_killed_with_a_sleeping_library_leaves_nothing(small, world, tmp_path):
-    pid = lets_sleep(tmp_path)
-    kill([world.pilot()])
-    until(lambda: not is_alive(pid), why="the sleeper ends with its pilot")
-    assert ask(tmp_path, "one", 3).result(60)[:2] == ("one", 3)
-
-
-@pytest.mark.long
-def test_random_calls_and_kills_lose_no_call(small, world, tmp_path):
-    chance = random.Random(2026)
-    names = ("one", "two", "three")
-    kills = 0
-    for number in range(60):
-        asked = [(name, ask(tmp_path, name, number)) for name in chance.sample(names, chance.randint(1, 3))]
-        if number % 6 == 5:
-            time.sleep(chance.random())
-            victims = [path for path in tmp_path.glob("*-*") if path.name.startswith(names)]
-            kill([int(chance.choice(victims).read_text().split()[-1])])
-            kills += 1
-        if number in (20, 40):
-            kill([world.manager() if number == 20 else world.pilot()])
-        assert [future.result(120)[:2] for _, future in asked] == [(name, number) for name, _ in asked]
-    status = small.status()
-    log = count_lines(tmp_path / "log")
-    assert (kills, status.failed) == (10, 0)
-    assert sum(log[f"{name} wakes"] for name in names) > 10
 
 
 def test_session_with_sleeping_libraries_replays(world, tmp_path):

@@ -70,29 +70,6 @@ def test_stream_continues_after_its_pilot_is_killed(quick, world, tmp_path, go):
     assert count_lines(log)["begun"] == 3
 
 
-@pytest.mark.long
-def test_future_of_a_killed_stream_has_the_whole_list(session, world, tmp_path, go):
-    log = tmp_path / "log"
-
-    @stoker.app
-    def count_once_killed(log, number, go):
-        note(log, os.getpid())
-        for each in range(number):
-            if each == HELD:
-                wait_for(go)
-            yield f"piece {each}"
-            time.sleep(0.001)
-
-    future = count_once_killed(str(log), COUNT, go)
-    pieces = future.pieces()
-    got = [next(pieces) for _ in range(20)]
-    kill([int(next(iter(count_lines(log))))])
-    go.touch()
-    got += pieces
-    assert got == expected() == future.result(60)
-    assert len(count_lines(log)) == 2
-
-
 def test_streams_continue_without_a_rerun_if_the_manager_is_killed(session, world, tmp_path):
     logs = [tmp_path / "one", tmp_path / "two"]
     stream = stoker.stream(count, str(logs[0]), COUNT)
@@ -107,18 +84,6 @@ def test_streams_continue_without_a_rerun_if_the_manager_is_killed(session, worl
     assert list(also) == expected(1)
     assert future.result(60) == expected()
     assert [count_lines(log) for log in logs] == [{"begun": 1}, {"begun": 1}]
-
-
-@pytest.mark.long
-def test_stream_survives_a_killed_pilot_and_manager(quick, world, tmp_path, go):
-    log = tmp_path / "log"
-    stream = stoker.stream(count, str(log), COUNT, go)
-    got = [next(stream) for _ in range(50)]
-    kill([world.manager(), world.pilot()])
-    go.touch()
-    got += stream
-    assert got == expected()
-    assert count_lines(log)["begun"] == 2
 
 
 def test_differing_rerun_ends_the_stream_and_names_the_position(quick, world, tmp_path, go):

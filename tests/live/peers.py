@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +128,25 @@ def welcomed(peers: Peers, *roles: str) -> list[Peer]:
 
 
 class Manager:
-    """A real manager process on a session folder; `script`: a program that runs a modified manager."""
+    """A real manager process on a session folder; `script`: a program that runs a modified manager, with the
+    arguments `before` those of the manager.
+    """
 
     def __init__(
-        self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 20.0, name: str = "test"
+        self,
+        folder: SessionFolder,
+        *options: str,
+        script: Path | None = None,
+        before: Sequence[object] = (),
+        heartbeat_s: float = 20.0,
+        name: str = "test",
     ) -> None:
         self.folder = folder
         self.name = name
         self.heartbeat_s = heartbeat_s
-        self.command = [sys.executable, str(script)] if script else [sys.executable, "-m", "stoker.manager.main"]
+        program = [str(script), *map(str, before)] if script else ["-m", "stoker.manager.main"]
+        self.command = [sys.executable, *program]
+        self.options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -144,7 +154,7 @@ class Manager:
         before = self.folder.file.stat().st_mtime_ns if self.folder.file.exists() else 0
         log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
         options = ["--session", str(self.folder.path), "--name", self.name, "--heartbeat", f"{self.heartbeat_s:g}"]
-        self.process = subprocess.Popen([*self.command, *options])
+        self.process = subprocess.Popen([*self.command, *options, *self.options])
         until(
             lambda: (
                 self.folder.file.exists()

@@ -152,18 +152,6 @@ def test_unreadable_answer_counts_as_no_answer(link: Made, odd: Callable[[str], 
     assert len(watched.fds) == 1
 
 
-def test_unresponsive_advisor_is_killed_and_delays_nothing(link: Made, odd: Callable[[str], None]) -> None:
-    odd("hangs")
-    made, _ = link
-    made.ask(question(1), -advisor.GATHER_S)
-    made.keep_up(0.0)
-    assert made.answers(advisor.LIMIT_S - 1.0) == []
-    assert made._process is not None
-    assert made._process.poll() is None
-    made.keep_up(advisor.LIMIT_S + 1.0)
-    assert made._process.wait() == -signal.SIGKILL
-
-
 def test_surplus_and_oversized_questions_are_not_asked(link: Made, odd: Callable[[str], None]) -> None:
     odd("hangs")
     made, _ = link

@@ -44,12 +44,6 @@ def test_block_keys_are_valid_for_one_block_and_private(folder: SessionFolder) -
         folder.block_key_file("../client")
 
 
-def test_key_issued_while_the_manager_runs_is_accepted(of_block: Peers, peers: Peers) -> None:
-    for number in range(3):
-        of_block(f"b{number}", f"n{number}~{number:016x}").hear(to_pilot.PilotWelcome)
-    assert known(peers) == {"n0": "b0", "n1": "b1", "n2": "b2"}
-
-
 def test_key_is_refused_for_a_pilot_of_another_block(of_block: Peers, peers: Peers, folder: SessionFolder) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")
     victim.hear(to_pilot.PilotWelcome)

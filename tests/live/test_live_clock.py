@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live.peers import Peer, Peers, pilot_hello, until, welcomed
+from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live.clock import Clock
@@ -16,40 +13,26 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, ListedState, Objective
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
-from stoker.protocol.session import SessionFolder, modification_time
-
-
-class JumpingManager:
-    def __init__(self, folder: SessionFolder, ahead: Path) -> None:
-        self._folder, self._ahead = folder, ahead
-        self.jump(0)
-        self.start()
-
-    def jump(self, seconds: float) -> None:
-        self._ahead.write_text(str(seconds))
-
-    def start(self) -> None:
-        here = Path(__file__).with_name("jumping_manager.py")
-        options = ["--session", str(self._folder.path), "--name", "test", "--heartbeat", "20"]
-        before = modification_time(self._folder.file)
-        self._process = subprocess.Popen(
-            [sys.executable, str(here), *options], env={**os.environ, "CLOCK_AHEAD": str(self._ahead)}
-        )
-        until(lambda: modification_time(self._folder.file) != before, what="manager listening")
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(5)
+from stoker.protocol.session import SessionFolder
 
 
 @pytest.fixture
-def manager(folder: SessionFolder, tmp_path: Path) -> Iterator[JumpingManager]:
-    made = JumpingManager(folder, tmp_path / "ahead")
+def jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], object]:
+    """Return a function that sets by how many seconds the clock of `manager` is fast."""
+    ahead = tmp_path / "ahead"
+    ahead.write_text("0")
+    monkeypatch.setenv("CLOCK_AHEAD", str(ahead))
+    return lambda seconds: ahead.write_text(str(seconds))
+
+
+@pytest.fixture
+def manager(folder: SessionFolder, jump: Callable[[float], object]) -> Iterator[Manager]:
+    made = Manager(folder, script=Path(__file__).with_name("jumping_manager.py"))
     yield made
-    made.kill()
+    made.close()
 
 
-def test_clock_jump_of_an_hour_changes_nothing(manager: JumpingManager, peers: Peers) -> None:
+def test_clock_jump_of_an_hour_changes_nothing(manager: Manager, jump: Callable[[float], object], peers: Peers) -> None:
     [client] = welcomed(peers, "client")
 
     def joined() -> Peer:
@@ -65,7 +48,7 @@ def test_clock_jump_of_an_hour_changes_nothing(manager: JumpingManager, peers: P
     stays = joined()
     for jump_s in (-3600, 3600):
         leaves = joined()
-        manager.jump(jump_s)
+        jump(jump_s)
         leaves.close()  # the manager notices the broken connection and waits for the usual time
         until(lambda: here() == [stays.name], what="the other pilot is given up")
         # the manager checks a few times for silent pilots and ended walltimes
@@ -93,10 +76,10 @@ def waiting_due_in_s(client: Peer) -> list[float | None]:
 
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
 def test_deadlines_stay_in_seconds_across_jumps_and_restarts(
-    manager: JumpingManager, peers: Peers, jump_s: int
+    manager: Manager, jump: Callable[[float], object], peers: Peers, jump_s: int
 ) -> None:
     [client] = welcomed(peers, "client")
-    manager.jump(jump_s)
+    jump(jump_s)
     submit(client, 60.0, 0.2)
     ends = client.hear(to_client.Results).ends
     assert [(end.call, end.failure.kind) for end in ends if end.failure] == [(1, FailureKind.DROPPED)]
@@ -104,7 +87,7 @@ def test_deadlines_stay_in_seconds_across_jumps_and_restarts(
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)  # the call is in the journal
     [before] = waiting_due_in_s(client)
     manager.kill()
-    manager.jump(2 * jump_s)
+    jump(2 * jump_s)
     manager.start()
     observer = peers("client", name="observer", hello=False)
     observer.send(say.ClientHello(wire.VERSION, observer.session, observer=True), numbered=False)

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -37,41 +36,31 @@ def replay(folder: SessionFolder) -> Core | None:
 
 
 class Compacting(Manager):
-    """A manager that compacts early and stops at one step."""
+    """A manager that compacts early and stops at `step`."""
 
-    step = "none"
-
-    def start(self) -> None:
-        here = Path(__file__).with_name("pausing_manager.py")
-        log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
-        self.mark = self.folder.path.parent / "mark"
-        self.mark.unlink(missing_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, str(here), self.step, str(self.mark), "--session", str(self.folder.path), "--name", "test",
-             "--heartbeat", "20"], env={**os.environ, "PYTHONPATH": str(here.parents[1])},
-        )  # fmt: skip
-        until(
-            lambda: self.folder.file.exists() and b"listens on" in self.folder.manager_log.read_bytes()[log:],
-            what="manager listening",
-        )  # fmt: skip
+    def __init__(self, folder: SessionFolder, step: str) -> None:
+        self.mark = folder.path.parent / "mark"
+        super().__init__(folder, script=Path(__file__).with_name("pausing_manager.py"), before=(step, self.mark))
 
     @property
     def stopped(self) -> int:
         return int(self.mark.read_text() or 0) if self.mark.exists() else 0
 
+    def start_without_stops(self) -> None:
+        self.command[2] = "none"
+        self.start()
+
 
 @pytest.fixture
 def compacting(folder: SessionFolder) -> Iterator[Callable[[str], Compacting]]:
-    made: list[Compacting] = []
+    with ExitStack() as made:
 
-    def make(step: str = "none") -> Compacting:
-        Compacting.step = step
-        made.append(Compacting(folder))
-        return made[-1]
+        def make(step: str) -> Compacting:
+            manager = Compacting(folder, step)
+            made.callback(manager.close)
+            return manager
 
-    yield make
-    for manager in made:
-        manager.close()
+        yield make
 
 
 class Work:
@@ -227,8 +216,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
     until(lambda: not _lives(stopped), what="the child ends with its parent")
     before = sorted(path.name for path in folder.path.glob("journal*"))
 
-    manager.step = "none"
-    manager.start()
+    manager.start_without_stops()
     work.hold = False
     work.come_back()
     work.until(lambda: len(work.results) == work.submitted, what=f"all calls are done, from {before}")

@@ -7,96 +7,61 @@ import resource
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from live.peers import session_folder, until
+from live.peers import Manager, Peers, session_folder, until, welcomed
 from polling import PATIENCE_S
 
 from stoker.connections import split_address
-from stoker.manager.cli.ask import Observer
 from stoker.manager.live import lease
 from stoker.manager.live.admission import UnprovenConnections
-from stoker.protocol.session import SessionFolder, find_session
+from stoker.protocol import to_pilot
+from stoker.protocol.session import SessionFolder
 
 # ---- silent connections
 
 
-SITE = """
-name = "one"
-[pilot]
-devices = "cpu:1"
-"""
-PROGRAM = """
-import sys, time
-import stoker
-from stoker import app
-
-@app()
-def double(number):
-    return 2 * number
-
-with stoker.load(sys.argv[1]) as session:
-    assert double(1).result() == 2
-    print("ready", flush=True)
-    sys.stdin.readline()
-    assert list(stoker.map(double, range(200))) == [2 * each for each in range(200)]
-    print("done", flush=True)
-"""
 STRANGERS = 1000
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+from stoker.manager.main import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture
-def many_files() -> Iterator[None]:
+def limited(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
+    """A manager with 1,024 descriptors; this process may open thousands."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4096
-    if before[1] != resource.RLIM_INFINITY and before[1] < wanted:
+    if before[1] != resource.RLIM_INFINITY and before[1] < 4096:
         pytest.skip(f"this machine lets a process open {before[1]} files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), before[1]))
-    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4096), before[1]))
+    (tmp_path / "limited_manager.py").write_text(LIMITED)
+    manager = Manager(folder, script=tmp_path / "limited_manager.py")
+    yield manager
+    manager.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-class Strangers:
-    """Silent connections to an address; a closed connection reconnects."""
-
-    def __init__(self, address: str, count: int) -> None:
-        self._where = split_address(address.removeprefix("tcp://"))
-        self._stop = threading.Event()
-        self._open = [self._connect() for _ in range(count)]
-        self._thread = threading.Thread(target=self._come_again, daemon=True)
-        self._thread.start()
-
-    def _connect(self) -> socket.socket | None:
-        try:
-            made = socket.create_connection(self._where, timeout=5)
-        except OSError:
-            return None
-        made.setblocking(False)
-        return made
-
-    def _come_again(self) -> None:
-        while not self._stop.wait(0.2):
-            for place, made in enumerate(self._open):
-                if made is None or _is_cut(made):
-                    if made is not None:
-                        made.close()
-                    self._open[place] = self._connect()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        for made in self._open:
+def connect_again(strangers: list[socket.socket | None], where: tuple[str, int]) -> None:
+    """Replace each closed connection by a new silent connection."""
+    for place, made in enumerate(strangers):
+        if made is None or _is_cut(made):
             if made is not None:
                 made.close()
+            strangers[place] = None
+            with suppress(OSError):
+                strangers[place] = socket.create_connection(where, timeout=5)
 
 
 def _is_cut(made: socket.socket) -> bool:
     try:
-        return not made.recv(100)
+        return not made.recv(100, socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
     except OSError:
@@ -104,55 +69,27 @@ def _is_cut(made: socket.socket) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("many_files")
-def test_thousand_silent_connections_disturb_no_session(tmp_path: Path) -> None:
-    (tmp_path / "one.toml").write_text(SITE)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    program = subprocess.Popen(
-        [sys.executable, "program.py", "one.toml"],
-        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024)),
-    )  # fmt: skip
-    assert program.stdin is not None
-    assert program.stdout is not None
-    strangers = None
-    try:
-        assert program.stdout.readline() == "ready\n"
-        folder = find_session()
-        strangers = Strangers(folder.read().address, STRANGERS)
-        counter = _lease_of(folder).counter
-
-        answered = [_seconds_of_status(folder) for _ in range(10)]
-        until(lambda: _lease_of(folder).counter > counter, what="the lease is renewed")
-        program.stdin.write("go on\n")
-        program.stdin.flush()
-        assert program.stdout.readline() == "done\n"
-        assert program.wait(30) == 0
-        *_, third, _, _ = sorted(answered)  # a pause of the machine may delay two answers
-        assert third < 1.0 * _patience()
-    finally:
-        if strangers is not None:
-            strangers.close()
-        program.kill()
-        program.communicate()
-
-
-def _patience() -> float:
-    """Return the factor by which this machine's load slows a test down."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
-def _lease_of(folder: SessionFolder) -> lease.LeaseHolder:
+def test_thousand_silent_connections_disturb_no_session(limited: Manager, peers: Peers, folder: SessionFolder) -> None:
+    client, pilot = welcomed(peers, "client", "pilot")
+    client.define()
+    strangers: list[socket.socket | None] = [None] * STRANGERS
+    where = split_address(folder.read().address.removeprefix("tcp://"))
     holder = lease.read(folder.lease)
-    assert holder is not None
-    return holder
-
-
-def _seconds_of_status(folder: SessionFolder) -> float:
-    began = time.monotonic()
-    with Observer(folder, timeout_s=20) as observer:
-        assert observer.status().pilots
-    return time.monotonic() - began
+    answered = []
+    for _ in range(10):
+        connect_again(strangers, where)
+        began = time.monotonic()
+        assert client.status().pilots
+        answered.append(time.monotonic() - began)
+    until(lambda: lease.read(folder.lease) != holder, what="the lease is renewed")
+    welcomed(peers, "client")
+    client.submit(0)
+    pilot.serve()
+    assert pilot.hear(to_pilot.RunCalls).calls[0].call == 0
+    *_, third, _, _ = sorted(answered)  # a pause of the machine may delay two answers
+    assert third < 1.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    for made in filter(None, strangers):
+        made.close()
 
 
 @pytest.mark.long

@@ -103,20 +103,6 @@ def test_silent_factory_is_reported_killed_and_replaced(
     assert turned.pid == other
 
 
-@pytest.mark.usefixtures("site", "_nobody_stays")
-def test_reported_reason_is_what_the_factory_waits_for(folder: SessionFolder) -> None:
-    with (folder.path / "factory.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        turned = HelperHarness(folder)
-        pid = turned.pid
-        log = folder.path / "factory.log"
-        until(lambda: "another factory" in log.read_text(), what="the factory's line in its log", seconds=30)
-        words = turned.look(TOLD_S + 1)
-        assert f"(pid {pid}) runs but has not connected; its log says: another factory of the session is" in words
-        assert f"running, pid {os.getpid()} (" in words
-        assert words.endswith("waiting for its exit, for 1 min at most")
-
-
 @pytest.mark.usefixtures("_nobody_stays")
 def test_factory_that_cannot_start_is_reported_with_its_last_line(folder: SessionFolder) -> None:
     folder.sites.mkdir(exist_ok=True)
@@ -220,17 +206,6 @@ def test_old_deaths_of_a_helper_do_not_count(tmp_path: Path) -> None:
     for _ in range(20):
         assert lives(restarts, tmp_path / "progress", does=False) is not None
         clock.now += 20.0
-
-
-def test_progress_is_reported_once_per_process(tmp_path: Path) -> None:
-    file = tmp_path / "progress"
-    progress = RestartProgress(file, done=3)
-    progress.mark_first_completed_call(3)
-    assert not file.exists()
-    progress.mark_first_completed_call(4)
-    file.unlink()
-    progress.mark_first_completed_call(5)
-    assert not file.exists()
 
 
 def test_full_disk_for_the_progress_note_has_no_effect(tmp_path: Path) -> None:

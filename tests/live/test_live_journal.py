@@ -343,15 +343,6 @@ def test_truncated_record_is_not_reported_as_damage(tmp_path: Path) -> None:
     assert list(tmp_path.glob("journal.damaged-*")) == []
 
 
-def test_damaged_head_does_not_hide_the_segment(path: Path) -> None:
-    given = written(path)
-    data = bytearray(path.read_bytes())
-    data[len(MAGIC) + 15] ^= 1
-    path.write_bytes(data)
-    assert list(journal.read(path)) == given
-    assert restore_manager(path, "test", default_policies()).core is not None
-
-
 @pytest.mark.parametrize("spoilt", ["a bit of the first line", "the first line and the head", "the first page"])
 def test_damaged_beginning_loses_its_content_but_not_the_session(path: Path, spoilt: str) -> None:
     given = written(path, events=400)
@@ -389,7 +380,7 @@ def test_journal_of_only_zero_bytes_has_lost_its_records(path: Path) -> None:
     assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
 
 
-def test_damage_before_the_snapshot_loses_nothing(tmp_path: Path) -> None:
+def test_damaged_file_with_a_later_number_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
     (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after the file in use

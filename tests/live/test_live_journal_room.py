@@ -6,11 +6,10 @@ import errno
 import os
 import resource
 import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -282,21 +281,14 @@ class Disk:
 
 @pytest.fixture
 def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]]:
-    made: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as made:
 
-    def started(*options: str) -> Disk:
-        disk = Disk(tmp_path)
-        here = Path(__file__).with_name("syncing_manager.py")
-        command = [sys.executable, str(here), str(disk.go), str(disk.log), "--session", str(folder.path), "--name",
-                   "test", "--heartbeat", "20", *options]  # fmt: skip
-        made.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(here.parents[1])}))
-        until(folder.file.exists, what="manager listening")
-        return disk
+        def started(*options: str) -> Disk:
+            disk, script = Disk(tmp_path), Path(__file__).with_name("syncing_manager.py")
+            made.callback(Manager(folder, *options, script=script, before=(disk.go, disk.log)).close)
+            return disk
 
-    yield started
-    for process in made:
-        process.kill()
-        process.wait(5)
+        yield started
 
 
 def test_messages_wait_for_a_sync_shared_by_many_turns(start: Callable[..., Disk], peers: Peers) -> None:

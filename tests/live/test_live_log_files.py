@@ -193,10 +193,3 @@ def test_rate_limited_log_bounds_lines_per_subject_and_in_total(caplog: pytest.L
     now = 111.0
     assert lines.warning("a", "again")
     assert caplog.messages == ["first", "other", "other", "again (and 2 more such lines)"]
-
-
-def test_memory_for_log_subjects_is_bounded() -> None:
-    lines = SeldomLog(logging.getLogger("test"), most=1)
-    for number in range(2000):
-        lines.warning(f"10.0.0.{number}", "x")
-    assert len(lines._seen) <= 256

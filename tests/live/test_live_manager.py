@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import math
-import random
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -107,23 +105,6 @@ def test_hellos_and_refusals_have_the_format_of_every_version(folder: SessionFol
         assert msgspec.msgpack.decode(wire.encode([refused])) == [0, [{"type": "refused", "reason": "no"}]]
 
 
-def test_random_and_truncated_frames_change_nothing(client: Peer, pilot: Peer) -> None:
-    chance = random.Random(7)
-    whole = wire.encode([say.Submit("f", "bare", [CallSpec(7, b"x" * 50)])], sequence=2)  # type: ignore[arg-type]
-    before = client.status()
-    bad = [chance.randbytes(chance.randrange(1, 200)) for _ in range(100)]
-    bad += [whole[:cut] for cut in range(1, len(whole) - 1, 7)]
-    for frame in bad:
-        client.socket.send(frame)
-        pilot.socket.send(frame)
-    until(lambda: client.status().refused.get("frame that the protocol does not define", 0) >= 2 * len(bad))
-    after = client.status()
-    assert (after.queued, after.running, after.done) == (before.queued, before.running, before.done)
-    client.submit(0)
-    pilot.serve()
-    assert pilot.hear(to_pilot.RunCalls).calls[0].call == 0
-
-
 def test_repeated_and_late_messages_are_ignored(client: Peer, pilot: Peer) -> None:
     frame = client.submit(0)
     client.socket.send(frame)
@@ -163,38 +144,6 @@ def test_killed_manager_restarts_and_repeats_no_call(
     assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [2]
 
 
-def test_calls_that_never_reached_the_pilot_are_sent_again(client: Peer, pilot: Peer, manager: Manager) -> None:
-    client.submit(0)
-    pilot.serve()
-    pilot.hear(to_pilot.RunCalls)
-    manager.kill()
-    manager.start()
-    held = say.LibraryFacts(1, "bare", ("cpu:0",), True)  # type: ignore[arg-type]
-    pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
-    assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [0]
-
-
-def test_lost_pilot_affects_only_its_calls(client: Peer, pilot: Peer, peers: Peers) -> None:
-    client.submit(0)
-    pilot.serve()
-    pilot.hear(to_pilot.RunCalls)
-    pilot.socket.close(0)
-    [other] = welcomed(peers, "pilot")
-    other.serve(library=2)
-    assert other.hear(to_pilot.RunCalls).calls[0].call == 0
-    now = client.status()
-    assert (now.lost_pilots, now.rerun_calls) == (1, 1)
-    other.end(0, library=2)
-    assert client.hear(to_client.Results).ends[0].ok
-
-
-def test_session_ends_with_its_client(client: Peer, pilot: Peer, manager: Manager) -> None:
-    client.submit(0)
-    client.socket.close(0)
-    assert "client" in pilot.hear(to_pilot.Exit).reason
-    assert manager.ended() == 0
-
-
 def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers: Peers, manager: Manager) -> None:
     watcher = peers("client", hello=False)
     watcher.send(say.ClientHello(wire.VERSION, "test", observer=True), say.AskStatus(), numbered=False)
@@ -227,12 +176,17 @@ def brief(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
     manager.close()
 
 
-def test_replaced_frozen_manager_sends_nothing_after_waking(brief: Manager, peers: Peers) -> None:
+def test_frozen_manager_continues_unless_it_was_replaced(brief: Manager, peers: Peers) -> None:
     client, pilot = welcomed(peers, "client", "pilot")
     client.define()
     client.submit(0)
     pilot.hear(to_pilot.StartLibrary)
     assert brief.process is not None
+    brief.process.send_signal(signal.SIGSTOP)
+    time.sleep(SURE_S + 1.0)
+    brief.process.send_signal(signal.SIGCONT)
+    assert client.status().session == "test"
+
     brief.process.send_signal(signal.SIGSTOP)
     pilot.send(say.LibraryReady(1, 0.1, 0.2))  # type: ignore[arg-type]
     client.send(say.AskStatus(), numbered=False)
@@ -244,19 +198,10 @@ def test_replaced_frozen_manager_sends_nothing_after_waking(brief: Manager, peer
     pilot.heard.clear()
     brief.process.send_signal(signal.SIGCONT)
     assert brief.ended() == TAKEN_OVER
-    assert client.silent()
+    assert client.silent(), "a replaced manager sends nothing"
     assert pilot.silent()
     assert path.read_bytes() == other
     assert "its manager is pid 7 on login2" in brief.folder.manager_log.read_text()
-
-
-def test_frozen_manager_without_a_successor_continues(brief: Manager, peers: Peers) -> None:
-    [client] = welcomed(peers, "client")
-    assert brief.process is not None
-    brief.process.send_signal(signal.SIGSTOP)
-    time.sleep(SURE_S + 1.0)
-    brief.process.send_signal(signal.SIGCONT)
-    assert client.status().session == "test"
 
 
 # ---- pieces
@@ -297,25 +242,6 @@ def test_pieces_bypass_the_journal(manager: Manager, peers: Peers, folder: Sessi
     assert before > 0
     pilot.send(say.CallsEnded(1, [CallEnd(0, True, pieces=50)]))  # type: ignore[arg-type, list-item]
     assert client.hear(to_client.Results).ends[0].pieces == 50
-
-
-def test_pieces_flow_again_after_a_killed_manager(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    client, pilot = joined(peers)
-    yielded(pilot, 0, b"a")
-    client.hear(to_client.Pieces)
-    manager.kill()
-    manager.start()
-    client.send(say.ClientHello(wire.VERSION, client.session, acknowledged=client.sequence), numbered=False)
-    client.hear(to_client.ClientWelcome)
-    client.send(say.PiecesTaken(0, RUN, 1, again=True), numbered=False)  # type: ignore[arg-type]
-    facts = say.LibraryFacts(1, "bare", ("cpu:0",), True, (0,))  # type: ignore[arg-type]
-    hello: Any = pilot_hello(pilot.session, libraries=(facts,))
-    pilot.send(hello, numbered=False)
-    pilot.hear(to_pilot.PilotWelcome)
-    yielded(pilot, 1, b"b")
-    assert client.hear(to_client.Pieces).items == [b"b"]
-    client.send(say.PiecesTaken(0, RUN, 2, again=True), numbered=False)  # type: ignore[arg-type]
-    assert pilot.hear(to_pilot.AckPieces, where=lambda ack: ack.upto == 2).again
 
 
 # ---- acknowledgements

@@ -165,23 +165,6 @@ def checks_in(path: Path) -> dict[int, int]:
     return dict(pair for record in records for pair in record.numbered())
 
 
-def test_different_decision_names_its_event(lived: SessionFolder) -> None:
-    records, checks = list(journal.read_events_and_checks(lived.journal)), checks_in(lived.journal)
-    wrong = len(checks) // 2
-    lived.journal.unlink()
-    again, number = journal.Journal(lived.journal), 0
-    for now, record in records:
-        if not isinstance(record, journal.Decided):
-            again.write(now, record)
-            again.decided(checks[number] ^ (number == wrong))
-            again.flush()
-            number += 1
-    again.close()
-    found = replayed(lived)
-    assert found.difference is not None
-    assert found.difference.event == found.checked == wrong
-
-
 class Careless(HottestFirst):
     def pull(self, view: object, library: object) -> int:  # type: ignore[override]
         raise ZeroDivisionError("nothing to divide by")
@@ -205,18 +188,6 @@ def test_policy_that_raises_is_reported_with_its_own_lines(lived: SessionFolder)
     again.close()
     with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError, as it did in the session"):
         replayed(lived, dispatched_by(Careless()))
-
-
-def test_journal_without_checks_replays_with_a_note(path: Path) -> None:
-    book = journal.Journal(path)
-    for now in range(5):
-        book.write(float(now), TimerFired("nobody's"))
-    book.close()
-    found = verify(path, session="test", policies=default_policies())
-    assert found.is_old
-    assert (found.events, found.checked, found.difference) == (5, 0, None)
-    with pytest.raises(SessionError, match="does not name its session"):
-        find_journal_and_session(path)
 
 
 def test_empty_journal_is_reported(path: Path) -> None:

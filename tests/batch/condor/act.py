@@ -9,8 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from batch.condor.ads import HELD, IDLE, REMOVED, RUNNING, Ad, is_true, no_longer_held, now, turn, value
-from batch.condor.queue import Queue, id_of, schedd_is_up, why_down
+from batch.condor.ads import HELD, IDLE, REMOVED, Ad, is_true, no_longer_held, now, turn, value
+from batch.condor.queue import DOWN, Queue, id_of, schedd_is_up
 
 # ---- submit
 
@@ -35,7 +35,7 @@ def condor_submit(folder: Path, arguments: list[str]) -> int:
         else:
             file = word
     if not dry_run and not schedd_is_up(folder):
-        return _failed(f"Failed to connect to local queue manager\n{why_down(folder)}", begin="\nERROR: ")
+        return _failed(f"Failed to connect to local queue manager\n{DOWN}", begin="\nERROR: ")
     try:
         text = Path(file).read_text()
     except OSError as error:
@@ -134,8 +134,6 @@ _WORDS = {
     "condor_rm": ("remove", "marked for removal"),
     "condor_hold": ("hold", "held"),
     "condor_release": ("release", "released"),
-    "condor_vacate_job": ("vacate", "vacated"),
-    "condor_vacate_job -fast": ("fast-vacate", "fast-vacated"),
 }
 
 
@@ -149,8 +147,6 @@ def main(folder: Path, command: str, arguments: list[str]) -> int:
             reason = f"{next(words)} (by user {getpass.getuser()})"
         elif word == "-forcex":
             force = True
-        elif word == "-fast" and command == "condor_vacate_job":
-            command += " -fast"
         elif word == "-all":
             constraint = "ClusterId >= 0"
         elif word.replace(".", "", 1).isdecimal():
@@ -223,13 +219,9 @@ class _Act:
         elif self._command == "condor_hold":
             turn(ad, HELD, HoldReason=self._reason, HoldReasonCode=1, HoldReasonSubCode=0)
             self._queue.put(ad)
-        elif self._command == "condor_release":
-            if status != HELD:
-                return "not held to be released"
+        elif status != HELD:
+            return "not held to be released"
+        else:
             turn(ad, IDLE, **no_longer_held(ad))
             self._queue.put(ad)
-        elif status != RUNNING:
-            return f"not running to be {self._done}"
-        else:
-            self._queue.order_vacate(id_of(ad), wanted=True)
         return ""

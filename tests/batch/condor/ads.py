@@ -63,7 +63,7 @@ def machine_ad(machine: dict[str, Any], *, name: str, free: dict[str, int], gpus
         {
             "MyType": "Machine", "Name": name, "Machine": machine["name"], "Arch": "X86_64", "OpSys": "LINUX",
             "State": "Unclaimed", "Activity": "Idle", "HasFileTransfer": True, "TotalGPUs": len(machine["gpus"]),
-            "FileSystemDomain": machine["domain"], "UidDomain": machine["user_domain"], "GPUs": len(gpus), **free,
+            "FileSystemDomain": machine["domain"], "UidDomain": "submit.pool", "GPUs": len(gpus), **free,
             "TotalSlotCpus": free["Cpus"], "TotalSlotMemory": free["Memory"], "TotalSlotGPUs": len(gpus),
         }
     )  # fmt: skip

@@ -10,10 +10,9 @@ def gpu(uuid: str, name: str, *, memory_mb: int = 24_000, capability: float = 8.
 
 def machine(
     name: str, *gpus: dict[str, Any], cpus: int = 8, memory_mb: int = 32_000, disk_mb: int = 100_000,
-    shared: bool = False, slot_users: bool = False, **more: str,
+    **more: str,
 ) -> dict[str, Any]:  # fmt: skip
-    domain = "submit.pool" if shared else f"{name}.pool"
     return {
-        "name": name, "gpus": list(gpus), "cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "domain": domain,
-        "user_domain": f"{name}.pool" if slot_users else "submit.pool", "more": more,
+        "name": name, "gpus": list(gpus), "cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb,
+        "domain": f"{name}.pool", "more": more,
     }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -18,20 +17,13 @@ from live.peers import until
 from polling import PATIENCE_S
 
 COMMANDS = (
-    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release", "condor_vacate_job",
+    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release",
     "condor_status", "condor_config_val",
 )  # fmt: skip
 _TESTS = Path(__file__).parents[2]
 _COMMAND = """#!/bin/sh
 exec '{python}' -IS '{client}' '{folder}' {name} "$@"
 """
-
-
-_SHARED_PORT = {
-    "SECMAN:2007": "SECMAN:2007:Failed to end classad message.",
-    "SECMAN:2011": "SECMAN:2011:Connection closed during command authorization. Probably due to an unknown command.",
-}
-"""Error of the commands if the schedd is dead but the shared_port daemon lives."""
 
 
 class Pool:
@@ -44,15 +36,10 @@ class Pool:
         kill_s: float = 5.0,
         rematch_s: int = 60,
         match_s: int = 0,
-        hold_over_memory: bool = False,
-        release_s: int = 0,
     ) -> None:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
-        pool = {
-            "machines": machines, "kill_s": kill_s, "rematch_s": rematch_s, "match_s": match_s,
-            "hold_over_memory": hold_over_memory, "release_s": release_s,
-        }  # fmt: skip
+        pool = {"machines": machines, "kill_s": kill_s, "rematch_s": rematch_s, "match_s": match_s}
         (folder / "pool.json").write_text(json.dumps(pool))
         for name in COMMANDS:
             client = Path(__file__).with_name("client.py")
@@ -60,7 +47,6 @@ class Pool:
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
         self._queue = Queue(folder)
-        self._orphans: list[psutil.Process] = []
         self._commands = self._start("batch.condor.commands")
         self._schedd: subprocess.Popen[bytes] | None = None
         self.start_schedd()
@@ -114,10 +100,6 @@ class Pool:
             turn(ad, IDLE, **no_longer_held(ad))
             self._queue.put(ad)
 
-    def hold_for_a_moment(self, job: str) -> None:
-        """Hold and release a job before the schedd or a client queries it."""
-        self.change(job, JobStatus=IDLE, LastJobStatus=HELD)
-
     def change(self, job: str, **attributes: Any) -> None:
         with self._queue.change():
             ad = self.ad(job)
@@ -149,21 +131,6 @@ class Pool:
             if start["machine"] == name:
                 _kill_tree(start["pid"])
 
-    def kill_master(self, name: str) -> None:
-        """Kill the condor_master of a machine: starters end and clear their folders, but jobs survive."""
-        for start in self._starts():
-            if start["machine"] == name:
-                with suppress(psutil.Error):
-                    starter = psutil.Process(start["pid"])
-                    self._orphans += starter.children(recursive=True)
-                    starter.kill()
-                    starter.wait(5)
-                shutil.rmtree(start["sandbox"], ignore_errors=True)
-
-    def orphans(self) -> list[psutil.Process]:
-        """Return running job processes whose starters were killed."""
-        return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
-
     def _starts(self) -> list[dict[str, Any]]:
         return [json.loads(start.read_text()) for start in (self.folder / "running").glob("*/start.json")]
 
@@ -174,8 +141,7 @@ class Pool:
             return []
         return list(psutil.Process(start["pid"]).children(recursive=True))
 
-    def stop_schedd(self, *, shared_port: str = "") -> None:
-        (self.folder / "shared_port").write_text(_SHARED_PORT[shared_port] if shared_port else "")
+    def stop_schedd(self) -> None:
         if self._schedd is not None:
             self._schedd.kill()
             self._schedd.wait()
@@ -197,8 +163,6 @@ class Pool:
         self.stop_schedd()
         for start in self._starts():
             _kill_tree(start["pid"])
-        for process in self.orphans():
-            process.kill()
 
 
 def _kill_tree(pid: int) -> None:

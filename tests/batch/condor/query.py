@@ -12,7 +12,7 @@ from pathlib import Path
 
 import classad
 from batch.condor.ads import Ad, is_true, machine_ad, now, print_json, print_values
-from batch.condor.queue import NOBODY, Queue, id_of, schedd_is_up, why_down
+from batch.condor.queue import DOWN, NOBODY, Queue, id_of, schedd_is_up
 
 # ---- analyze
 
@@ -114,7 +114,7 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
     try:
         asked = Asked(arguments)
         if not schedd_is_up(folder):
-            print(f"{_NOTHING}\n{why_down(folder)}", file=sys.stderr)
+            print(f"{_NOTHING}\n{DOWN}", file=sys.stderr)
             return 1
         found = [ad for ad in Queue(folder).jobs() if asked.matches(ad)]
     except (SyntaxError, TypeError):  # the constraint is invalid

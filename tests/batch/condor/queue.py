@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS history (number INTEGER PRIMARY KEY AUTOINCREMENT, cl
 CREATE TABLE IF NOT EXISTS clusters (cluster INTEGER PRIMARY KEY AUTOINCREMENT);
 """
 NOBODY = "Failed to connect to <127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>"
+DOWN = f"CEDAR:6001:{NOBODY}"
 """Error of the commands for a killed schedd with a known address."""
 
 
@@ -92,10 +93,3 @@ def schedd_is_up(folder: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def why_down(folder: Path) -> str:
-    """Return the error of the commands for a silent schedd."""
-    door = folder / "shared_port"
-    said = door.read_text() if door.exists() else ""
-    return said or f"CEDAR:6001:{NOBODY}"

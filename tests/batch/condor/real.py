@@ -20,7 +20,7 @@ from live.peers import until
 from polling import PATIENCE_S
 
 COMMANDS = (
-    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release", "condor_vacate_job",
+    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release",
     "condor_status", "condor_config_val",
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
@@ -71,7 +71,6 @@ STARTER_UPDATE_INTERVAL = 2
 STARTER_INITIAL_UPDATE_INTERVAL = 1
 RUNBENCHMARKS = False
 KILLING_TIMEOUT = {kill_s}
-SYSTEM_PERIODIC_RELEASE = {release_if}
 """
 _MACHINE = """\
 include : {folder}/condor_config
@@ -103,15 +102,12 @@ class RealPool:
         kill_s: float = 5.0,
         rematch_s: int = 60,
         match_s: int = 0,
-        hold_over_memory: bool = False,
-        release_s: int = 0,
     ) -> None:
         if match_s:
             pytest.skip("how long HTCondor's negotiator takes is up to HTCondor")
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
         self._names = [machine["name"] for machine in machines]
-        self._orphans: list[psutil.Process] = []
         self._stopped: list[psutil.Process] = []
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
         self._schedd: subprocess.Popen[bytes] | None = None
@@ -119,10 +115,8 @@ class RealPool:
         self._config = folder / "condor_config"
         found = daemons()
         assert found is not None
-        over = f"time() - EnteredCurrentStatus > {release_s} && HoldReasonCode =!= 1" if release_s else "False"
         text = _POOL.format(
             release=found.release, libexec=found.libexec, folder=folder, port=free_port(), kill_s=int(kill_s),
-            release_if=over,
         )  # fmt: skip
         self._config.write_text(text)
         for name in COMMANDS:
@@ -132,7 +126,7 @@ class RealPool:
         self._make_folders(folder / "central")
         self._masters[""] = self._start("condor_master", self._config)
         for machine in machines:
-            self._start_machine(machine, hold_over_memory=hold_over_memory)
+            self._start_machine(machine)
         self.start_schedd()
         until(self._all_are_up, what="every machine in the pool")
 
@@ -195,10 +189,6 @@ class RealPool:
     def release(self, job: str) -> None:
         self.run("condor_release", job)
 
-    def hold_for_a_moment(self, job: str) -> None:
-        self.run("condor_hold", job)
-        self.run("condor_release", job)
-
     def change(self, job: str, **attributes: Any) -> None:
         words = [word for name, value in attributes.items() for word in (name, json.dumps(value))]
         said = self._condor("condor_qedit", job, *words)
@@ -229,21 +219,6 @@ class RealPool:
                 process.kill()
         self._masters[name].wait()
 
-    def kill_master(self, name: str) -> None:
-        """Kill and restart the condor_master of a machine, like systemd."""
-        self._orphans += self._jobs_of(name)
-        daemons, starters = self._daemons_of(name), self._starters(name)
-        self._masters[name].kill()
-        self._masters[name].wait()
-        until(lambda: not _running(starters), what=f"the end of {starters}")
-        for process in _running(daemons):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self._start_master(name)
-
-    def orphans(self) -> list[psutil.Process]:
-        return _running(self._orphans)
-
     def processes(self, job: str) -> list[psutil.Process]:
         """Return the processes of a running job; empty during its start."""
         slot, _, name = self.ad(job).get("RemoteHost", "").rstrip("@").partition("@")
@@ -265,10 +240,8 @@ class RealPool:
 
     # ---- daemons
 
-    def stop_schedd(self, *, shared_port: str = "") -> None:
+    def stop_schedd(self) -> None:
         """Kill the schedd and its shadows, which would compete with the next shadows; jobs continue."""
-        if shared_port:
-            pytest.skip("this pool has no shared_port daemon")
         if self._schedd is not None:
             self._attempts = {job: _attempts(self.ad(job)) for job in self.queued()}
             shadows = psutil.Process(self._schedd.pid).children(recursive=True)
@@ -287,7 +260,7 @@ class RealPool:
         self._wake()
         started = [*self._masters.values(), *filter(None, [self._schedd])]
         there = [psutil.Process(each.pid) for each in started if each.poll() is None]
-        for process in [*there, *(child for one in there for child in one.children(recursive=True)), *self.orphans()]:
+        for process in [*there, *(child for one in there for child in one.children(recursive=True))]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         for each in started:
@@ -299,7 +272,7 @@ class RealPool:
                 process.resume()
         self._stopped = []
 
-    def _start_machine(self, machine: dict[str, Any], *, hold_over_memory: bool) -> None:
+    def _start_machine(self, machine: dict[str, Any]) -> None:
         name, place = machine["name"], self.folder / machine["name"]
         self._make_folders(place)
         lines = [
@@ -314,8 +287,6 @@ class RealPool:
         if machine["gpus"]:
             self._write_program(place / "gpus", _inventory(machine["gpus"]))
             lines.append(f"use FEATURE : GPUs\nMACHINE_RESOURCE_INVENTORY_GPUs = {place}/gpus\n")
-        if hold_over_memory:
-            lines.append("use POLICY : HOLD_IF_MEMORY_EXCEEDED\n")
         (place / "condor_config").write_text("".join(lines))
         self._start_master(name)
 

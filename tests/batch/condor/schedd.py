@@ -29,7 +29,6 @@ from batch.condor.ads import (
     gpu_ad,
     is_true,
     machine_ad,
-    no_longer_held,
     now,
     turn,
     value,
@@ -40,8 +39,6 @@ from batch.condor.queue import Id, Queue, hold_lock, id_of
 
 
 _AMOUNTS = ("Cpus", "Memory", "Disk")
-OWN_DOMAIN = "submit.pool"
-"""User and file system domain of the access point."""
 Start = dict[str, Any]
 """The content of `start.json` of a running job: `machine`, `claimed` amounts, `gpus`, and how the job was started."""
 
@@ -55,7 +52,6 @@ class Claim(NamedTuple):
     gpus: list[str]
     ad: Ad
     has_gpus: bool
-    is_of_other_users: bool
 
 
 def find(job: Ad, machines: Sequence[dict[str, Any]], running: Sequence[Start]) -> Claim | None:
@@ -80,12 +76,7 @@ def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, 
     uuids = [gpu["uuid"] for gpu in mine]
     ad = machine_ad(machine, name=slot, free=claimed, gpus=mine)
     ad["AssignedGPUs"] = ",".join(uuids)
-    return Claim(machine["name"], slot, claimed, uuids, ad, bool(machine["gpus"]), machine["user_domain"] != OWN_DOMAIN)
-
-
-def sends_files(job: Ad, claim: Claim) -> bool:
-    how = value(job, "ShouldTransferFiles", "IF_NEEDED")
-    return how == "YES" or (how == "IF_NEEDED" and claim.ad["FileSystemDomain"] != OWN_DOMAIN)
+    return Claim(machine["name"], slot, claimed, uuids, ad, bool(machine["gpus"]))
 
 
 def _number(taken: Sequence[Start]) -> int:
@@ -197,10 +188,8 @@ def _arguments(job: Ad) -> list[str]:
 _POLL_S = 0.05
 _POLICY_S = 0.3
 """Seconds between two evaluations of periodic expressions (HTCondor: a minute)."""
-_BY_OWNER, _BY_POLICY, _NOT_RUN, _NOT_OPENED, _NOT_SENT, _OUT_OF_RESOURCES = 1, 3, 6, 7, 13, 34
+_BY_POLICY, _NOT_RUN, _NOT_SENT = 3, 6, 13
 """Codes of holds."""
-_MEMORY = 102
-"""Subcode of `_OUT_OF_RESOURCES`."""
 _STARTER_ERROR, _RECONNECT_FAILED = 1007, 1008
 """Codes of vacates."""
 _FIRST = "1 total failures: first failure: "
@@ -248,14 +237,6 @@ class Schedd:
                 more = {"HoldReasonCode": _BY_POLICY, "HoldReasonSubCode": 0} if status == HELD else {}
                 self._turn(id_of(ad), status, was=int(ad["JobStatus"]), **{f"{verb}Reason": why}, **more)
 
-        for ad in self._queue.jobs() if self._pool["release_s"] else ():
-            by_owner = value(ad, "HoldReasonCode") == _BY_OWNER
-            if ad["JobStatus"] == HELD and not by_owner and self._is_over_s(ad, self._pool["release_s"]):
-                self._turn(id_of(ad), IDLE, was=HELD, **no_longer_held(ad))
-
-    def _is_over_s(self, ad: Ad, seconds: int) -> bool:
-        return now() - int(ad["EnteredCurrentStatus"]) > seconds
-
     def _turn(self, job: Id, status: int, *, was: int, **attributes: Any) -> bool:
         """Change the state of a job if the state is `was`; return True if changed."""
         with self._queue.change():
@@ -278,8 +259,6 @@ class Schedd:
             if not vacating:
                 self._evicted(ad, "The starter exited unexpectedly", code=_STARTER_ERROR)
             self._ended(id_of(ad), place, start, {}, vacated=True)
-        elif self._pool["hold_over_memory"] and ad["JobStatus"] == RUNNING and self._is_over_memory(ad, start):
-            return
         elif vacating or ad["JobStatus"] in (REMOVED, HELD, IDLE):
             # An idle job with a sandbox was held and released, or removed and re-added, between two looks. Signal a new
             # starter again: it may not handle the signal yet (SIGQUIT is ignored below a background job).
@@ -294,22 +273,6 @@ class Schedd:
             why = f"Job disconnected too long: JobLeaseDuration ({lease_s} seconds) expired"
             self._evicted(ad, why, code=_RECONNECT_FAILED)
             self._ended(id_of(ad), place, start, {}, vacated=True)
-
-    def _is_over_memory(self, ad: Ad, start: Start) -> bool:
-        """Hold a job that exceeds its requested memory, with the message of the starter."""
-        asked_mb = start["claimed"]["Memory"]
-        used_mb = 0
-        for process in psutil.Process(start["pid"]).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                used_mb += process.memory_info().rss // 2**20
-        if used_mb <= asked_mb:
-            return False
-        why = (
-            f"Error from {start['slot']}: Job has gone over cgroup memory limit of {asked_mb} megabytes. Last measured "
-            f"usage: {used_mb} megabytes.  Consider resubmitting with a higher request_memory."
-        )
-        held = {"HoldReason": why, "HoldReasonCode": _OUT_OF_RESOURCES, "HoldReasonSubCode": _MEMORY}
-        return self._turn(id_of(ad), HELD, was=RUNNING, **held, ResidentSetSize_RAW=used_mb * 1024)
 
     def _evicted(self, ad: Ad, why: str, *, code: int) -> None:
         self._turn(id_of(ad), RUNNING, was=RUNNING, VacateReason=why, VacateReasonCode=code, VacateReasonSubCode=0)
@@ -364,12 +327,6 @@ class Schedd:
         new |= {"JobStartDate": value(ad, "JobStartDate", started)}
         new |= {"RemoteHost": claim.slot, "AssignedGPUs": ",".join(claim.gpus)}
         turn(ad, RUNNING, **new)
-        if claim.is_of_other_users and not sends_files(ad, claim):
-            shutil.rmtree(sandbox)
-            why = f"Failed to open '{ad['Iwd']}/{ad['Out']}' as standard output: Permission denied (errno 13)"
-            held = {"HoldReasonCode": _NOT_OPENED, "HoldReasonSubCode": 13}
-            self._turn(job, HELD, was=IDLE, HoldReason=f"Error from {claim.slot}: {why}", **held)
-            return
         try:
             run = send(ad, sandbox, machine=claim.ad)
         except TransferError as error:

@@ -43,7 +43,6 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
     ("job", "phase", "reason"),
     [
         (ad(1), BlockPhase.PENDING, "idle"),
-        (ad(1, LastRejMatchReason="no match found "), BlockPhase.PENDING, "idle: no match found"),
         (ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003), BlockPhase.PENDING, "idle: no match found"),
         (ad(1, LastRejMatchReason="insufficient priority |5|12.0|"), BlockPhase.PENDING, "idle: insufficient priority"),
         (ad(1, NumShadowStarts=1, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "idle"),
@@ -65,12 +64,9 @@ def test_queued_job_has_its_state(job: Ad, phase: BlockPhase, reason: str) -> No
     ("code", "subcode", "loss", "reason"),
     [
         (1011, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
-        (1018, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
         (1019, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
         (1004, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
-        (1014, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
         (1008, 0, LossReason.NODE_LOST, "node failed: n1: why"),
-        (1024, 0, LossReason.NODE_LOST, "node failed: n1: why"),
         (34, 102, LossReason.OUT_OF_MEMORY, "evicted from slot1@n1: why"),
     ],
 )
@@ -101,22 +97,11 @@ def test_slot_that_refuses_a_job_ends_only_a_job_that_ran(code: int) -> None:
     assert judge(evicted(code), ran=True).status.phase is BlockPhase.ENDED
 
 
-def test_hold_of_a_running_job_by_its_owner_is_no_eviction() -> None:
-    look = judge(ad(5, HoldReason="via condor_hold", HoldReasonCode=1, LastJobStatus=2, NumJobStarts=0)).status
-    assert (look.phase, look.loss, look.cause, look.holds) == (BlockPhase.PENDING, LossReason.HELD, "", 0)
-
-
 @pytest.mark.parametrize("status", [1, 2])
 def test_hold_that_has_ended_is_still_reported(status: int) -> None:
     look = judge(ad(status, LastHoldReason=_OVER, LastHoldReasonCode=34, LastHoldReasonSubCode=102, NumHolds=3)).status
     assert (look.cause, look.holds) == ("memory", 3)
     assert look.advice.endswith("raise [provider] memory in the site file")
-
-
-def test_missing_vacate_code_counts_as_an_eviction() -> None:
-    verdict = judge(ad(1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1"))
-    assert told(verdict) == (BlockPhase.ENDED, "evicted from slot1@n1")
-    assert verdict.status.loss is LossReason.VACATED
 
 
 _OTHER_USER = "Error from slot1_1@n1: Failed to open '/home/ana/s/submit/b1.out' as standard output: Permission denied"
@@ -360,6 +345,8 @@ def test_unsuitable_slots_are_reported_with_reasons(text: str, told: str) -> Non
             r"Failed to parse command file \(line 5\)",
         ),
         ("ERROR: Failed to commit job submission into the queue.", BatchTrouble, "Failed to commit"),
+        ("SECMAN:2007:Failed to end classad message.", BatchTrouble, "SECMAN:2007"),
+        ("SECMAN:2011:Connection closed during command authorization.", BatchTrouble, "SECMAN:2011"),
         (
             "ERROR: Failed to commit job submission into the queue.; ERROR: Submissions need +ProjectName",
             SubmissionRefused,

@@ -79,14 +79,6 @@ def test_blocks_are_submitted_watched_and_cancelled(pool: Pool, manager: Manager
     assert not any(process.is_running() for process in processes)
 
 
-def test_refusal_of_condor_is_reported_in_its_own_words(pool: Pool, manager: ManagerEnd, folder: SessionFolder) -> None:
-    write_site(folder, requirements="Memory > && 3")
-    manager.start_factory()
-    manager.submit("b0")
-    assert "Requirements" in manager.hear("b0", REFUSED).reason
-    assert pool.queued() == []
-
-
 def test_schedd_outage_ends_and_blocks_continue(make_pool: Callable[..., Pool], manager: ManagerEnd) -> None:
     from batch.condor.machines import machine
 

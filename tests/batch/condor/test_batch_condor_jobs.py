@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,46 +147,12 @@ def test_evicted_job_has_ended_and_another_can_be_submitted_at_once(
     pool.wait(job, 3)
 
 
-def test_eviction_is_seen_after_a_schedd_outage(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    pool, batch = own_pool, submit()
-    job = batch.submit(B7)
-    seen(batch, job, RUNNING)
-    pool.stop_schedd()
-    pool.start_schedd()
-    seen(batch, job, RUNNING)
-    pool.evict(job)
-    assert seen(batch, job, ENDED).startswith("preempted from slot1_1@n1")
-
-
-def test_hold_by_the_owner_is_no_eviction(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    batch = submit()
-    job = batch.submit(B7)
-    seen(batch, job, RUNNING)
-    pool.run("condor_hold", job)
-    assert seen(batch, job, PENDING).startswith("held: via condor_hold (by user ")
-    held = look(batch, job)
-    assert (held.loss, held.cause) == (LossReason.HELD, "")
-
-
 def test_slots_are_found_if_startd_ads_describe_daemons(pool: Pool) -> None:
     found = surroundings.parse_condor_nodes(pool.run(*surroundings._NODES).stdout)
     assert sorted((node.cores, node.memory_bytes, node.gpus) for node in found) == [
         (8, 32_000 * 1024**2, gpus) for gpus in (0, 0, 1, 2)
     ]
     assert {node.user_domain for node in found} == {pool.run("condor_config_val", "UID_DOMAIN").stdout.strip()}
-
-
-def test_job_with_unwritable_output_is_held_with_advice(
-    make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]
-) -> None:
-    if make_pool(machine("n1", shared=True, slot_users=True)).is_real:
-        pytest.skip("daemons of an ordinary user have no other users")
-    batch = submit()
-    job = batch.submit(B7)
-    until(lambda: look(batch, job).cause, why="the hold")
-    held = look(batch, job)
-    assert "Permission denied" in held.reason
-    assert "shared_files = false" in held.advice
 
 
 def test_pool_without_a_negotiator_is_reported(
@@ -202,6 +167,7 @@ def test_pool_without_a_negotiator_is_reported(
     assert look(submit(), job).reason == "idle; the pool has no negotiator at the moment, so no job starts"
 
 
+@pytest.mark.long
 def test_lost_machine_keeps_its_job_until_the_lease_ends(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     pool, batch = own_pool, submit("options = ['job_lease_duration = 20']")
     job = batch.submit(B7)
@@ -209,50 +175,6 @@ def test_lost_machine_keeps_its_job_until_the_lease_ends(own_pool: Pool, submit:
     pool.crash("n1")
     assert look(batch, job).phase is RUNNING
     assert "JobLeaseDuration (20 seconds) expired" in seen(batch, job, ENDED)
-
-
-def test_job_that_exceeds_its_memory_is_held_with_advice(
-    make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]
-) -> None:
-    make_pool(machine("n1"), hold_over_memory=True)
-    batch = submit('memory = "128 MB"', command="python3 -c 'import time; x = b\"1\" * 300_000_000; time.sleep(300)'")
-    job = batch.submit(B7)
-    until(lambda: look(batch, job).cause, why="the hold")
-    held = look(batch, job)
-    assert "memory" in held.reason
-    assert (held.loss, held.cause) == (LossReason.OUT_OF_MEMORY, "memory")
-    assert held.advice.startswith('memory = "128 MB" is too small: the pilot used ')
-
-
-@pytest.mark.parametrize("error", ["SECMAN:2007", "SECMAN:2011"])
-def test_dead_schedd_behind_a_shared_port_is_trouble_and_no_refusal(
-    own_pool: Pool, submit: Callable[..., CondorBatch], error: str
-) -> None:
-    batch = submit()
-    own_pool.stop_schedd(shared_port=error)
-    with pytest.raises(BatchTrouble, match=error):
-        batch.submit(B7)
-    with pytest.raises(BatchTrouble, match=error):
-        batch.find()
-
-
-def test_slow_negotiator_leaves_a_job_idle(make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]) -> None:
-    make_pool(machine("n1"), match_s=3)
-    batch = submit()
-    job = batch.submit(B7)
-    began = time.monotonic()
-    seen(batch, job, RUNNING)
-    assert time.monotonic() - began > 1.5
-
-
-def test_job_held_and_released_between_two_queries_is_noticed(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    batch = submit()
-    job = batch.submit(B7)
-    seen(batch, job, RUNNING)
-    processes = pool.processes(job)
-    pool.hold_for_a_moment(job)
-    until(lambda: not any(process.is_running() for process in processes), why="the old one ends")
-    seen(batch, job, RUNNING)
 
 
 def test_pilot_process_itself_receives_the_termination_signal(
@@ -288,16 +210,6 @@ def test_held_job_waits_with_its_reason_and_is_then_removed(pool: Pool, submit: 
     assert (held.phase, held.reason, held.loss) == (ENDED, f"held: {why}", LossReason.OUT_OF_MEMORY)
     pool.wait(job, 3)
     assert seen(batch, job, ENDED) == f"held by HTCondor: {why}"
-
-
-def test_missing_input_file_holds_the_job(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
-    batch = submit(
-        "shared_files = false\n[environment]\nkind = 'packed'", files=[tmp_path / 'it\'s, a "session"' / "gone.json"]
-    )
-    job = batch.submit(B7)
-    pool.wait(job, 5)
-    assert "No such file or directory" in look(batch, job).reason
-    assert look(batch, job).reason.startswith("held: Transfer input files failure")
 
 
 def test_input_files_arrive_and_only_output_is_returned(
@@ -343,11 +255,6 @@ def test_cancel_accepts_finished_and_unknown_jobs(pool: Pool, submit: Callable[.
     batch.cancel([])
 
 
-def test_unknown_job_is_absent(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    how = "gone from the queue, and condor_history does not list the job"
-    assert look(submit(), "999.0") == BatchJobStatus(ENDED, how, absent=True)
-
-
 def test_lost_machine_does_not_keep_a_job_forever(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     pool, batch = own_pool, submit()
     job = batch.submit(B7)
@@ -377,8 +284,8 @@ def test_schedd_restarts_after_an_outage(own_pool: Pool, submit: Callable[..., C
     pool.start_schedd()
     assert look(batch, job).phase is RUNNING
     assert batch.find() == {job: B7}
-    batch.cancel([job])
-    seen(batch, job, ENDED)
+    pool.evict(job)
+    assert seen(batch, job, ENDED).startswith("preempted from slot1_1@n1")
 
 
 def test_bad_requirement_is_refused_in_the_words_of_condor(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
@@ -467,7 +374,7 @@ def test_pool_without_history_still_reports_the_end_of_a_job(
 
 def test_slow_history_is_queried_once(own_pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
     (own_pool.bin / "condor_history").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep 300\n")
-    batch = submit("command_limit = '6 s'")
+    batch = submit("command_limit = '3 s'")
     assert look(batch, "999.0").absent
     assert look(batch, "999.0").absent
     assert (tmp_path / "asked").read_text() == "asked\n"

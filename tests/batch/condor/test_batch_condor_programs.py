@@ -123,22 +123,6 @@ def machine_of(ad):
 
 
 @pytest.mark.long
-def test_killed_condor_master_loses_no_call(pool, world):
-    with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
-        go = world.path / "go"
-        results = stoker.map(stoker.app(context=gate(str(go)))(write), range(200), window=200)
-        got = [next(results) for _ in range(10)]
-        [block] = session.status().jobs
-        pool.kill_master(machine_of(pool.ad(block.job)))
-        go.touch()
-        assert [*got, *results] == list(range(200))
-        status = session.status()
-        assert (status.failed, status.lost_pilots) == (0, 1)
-        until(lambda: not pool.orphans(), why="the orphaned pilot ends")
-    assert pool.queued() == []
-
-
-@pytest.mark.long
 def test_dead_machine_is_replaced_before_condor_notices(make_pool, world):
     pool = make_pool(machine("n1"), machine("n2"))
     site = write_site(world.path)
@@ -155,46 +139,6 @@ def test_dead_machine_is_replaced_before_condor_notices(make_pool, world):
         assert (status.failed, status.lost_pilots) == (0, 1)
         assert pool.ad(block.job)["JobStatus"] == 3
         assert "the batch system still lists its job as running" in str(session.explain(block.block))
-
-
-@pytest.mark.long
-def test_two_holds_for_one_cause_stop_the_source_with_advice(pool, world):
-    why = "Error from slot1_1@n1: Job has gone over memory limit of 2048 megabytes."
-    with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
-        slow = whereabouts(world.path / "never")
-        for _ in range(2):
-            until(lambda: session.status().pilots and session.status().running, limit_s=60, why="a call runs")
-            [block] = [block for block in session.status().jobs if block.pilots]
-            pool.hold(block.job, why, code=34, subcode=102, used_mb=2300, held_for_s=200)
-            gone = block.pilots[0]
-            until(lambda: gone not in [p.pilot for p in session.status().pilots], limit_s=60, why="the held pilot ends")  # noqa: B023
-        with pytest.raises(stoker.StokerError) as failed:
-            slow.result(60)
-        assert "jobs were held twice in a row for the same cause" in str(failed.value)
-        assert 'memory = "2.1 GB" is too small: the pilot used 2.4 GB' in str(failed.value)
-        assert "no more jobs are submitted" in session.status().trouble["pool"]
-        assert session.status().losses == {"out of memory": 2}
-    assert pool.queued() == []
-
-
-HOG = """python3 -c 'import time; held = b"1" * 600_000_000; time.sleep(600)' &"""
-"""A second program in a job that exceeds the requested memory."""
-
-
-@pytest.mark.long
-def test_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, world):
-    pool = make_pool(machine("n1"), hold_over_memory=True, release_s=2)
-    provider = f"memory = \"256 MB\"\nworker_init = '''{HOG}'''"
-    site = write_site(world.path, provider=provider, blocks=1)
-    with stoker.load(site, run_dir=str(world.runs)) as session:
-        never = whereabouts(world.path / "never")
-        advice = 'memory = "256 MB" is too small: the pilot used'
-        until(lambda: advice in session.status().trouble.get("pool", ""), limit_s=60, why="the first hold is reported")
-        with pytest.raises(stoker.StokerError) as failed:
-            never.result(120)
-        assert "jobs were held twice in a row for the same cause" in str(failed.value)
-        assert advice in str(failed.value)
-        until(lambda: pool.queued() == [], why="the job is removed")
 
 
 def test_block_reports_why_it_waits(pool, world):
