@@ -36,6 +36,7 @@ ELSEWHERE = {
     "memory_per_call": ("benchmarks.engine.core_events", "memory", "MEMORY_TITLE"),
     "lm_eval": ("benchmarks.serving.lm_eval_scores", "measure", "TITLE"),
     "slinfer_decisions": ("benchmarks.papers.slinfer.decisions", "measure", "TITLE"),
+    "prompt_groups": ("benchmarks.tuning.prompt_bank", "groups", "GROUPS_TITLE"),
     "many_pilots": ("benchmarks.reliability.recovery", "many_pilots", "MANY_TITLE"),
     "restart": ("benchmarks.reliability.recovery", "restart", "RESTART_TITLE"),
     "lost_pilot": ("benchmarks.reliability.recovery", "lost_pilot", "LOST_TITLE"),

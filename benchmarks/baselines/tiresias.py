@@ -16,7 +16,7 @@ import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
 
-from benchmarks.baselines.one_line import PERIOD_S, EveryDevice, OneLine, start, waiting_among
+from benchmarks.baselines.shortest_first import PERIOD_S, EveryDevice, OneLine, start, waiting_among
 from stoker.manager.core.nouns import Call, CallState, Context, LibraryState
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, Provisioning, Timer, View
 from stoker.manager.policies.provisioning import KeepBlocks

@@ -11,7 +11,6 @@ time of the run, divided by the slots.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, missing, ratios, run_side, side_options, take_turns, verify_facts
+from benchmarks.harness import MODEL, in_turns, missing, ratios, run_side, take_turns, until, verify_facts
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification.functions import Question, verify
@@ -51,29 +51,24 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
-    full: list[float] = []
-    bound: list[float] = []
-    own: list[float] = []
-    for pair in range(pairs):
-        sides: dict[str, Callable[[], Any]] = {
-            "full": lambda: runner.run("full", limit), "alone": lambda: runner.alone(limit)
-        }  # fmt: skip
-        found = take_turns(pair, sides)
-        (seconds, attempt), alone_s = found["full"], found["alone"]
-        load_s = attempt["load_device_s"] / attempt["loads"]
-        runner.say(f"load {load_s:.1f} s, inferences alone {alone_s:.1f} s")
-        full.append(seconds)
-        bound.append(load_s + alone_s)
-        own.append(load_s + attempt["infer_device_s"] / attempt["devices"])
+    sides: dict[str, Callable[[], Any]] = {
+        "full": lambda: runner.run("full", limit), "alone": lambda: runner.alone(limit)
+    }  # fmt: skip
+    found = in_turns(sides, pairs, runner.say, lambda side, one: f"{side} {one if side == 'alone' else one[0]:.1f} s")
+    full, attempts = [seconds for seconds, _ in found["full"]], [attempt for _, attempt in found["full"]]
+    load_s = [attempt["load_device_s"] / attempt["loads"] for attempt in attempts]
+    bound = [load + alone_s for load, alone_s in zip(load_s, found["alone"], strict=True)]
+    own = [load + one["infer_device_s"] / one["devices"] for load, one in zip(load_s, attempts, strict=True)]
     size = f"{PROMPTS * limit} inferences, {calls_of(limit)} calls, with a snapshot"
-    lines = []
-    for what, other, bar in (
-        (f"full, {size}, s", bound, Bar(at_most=1.05)),
-        ("the same against a load + its own time in the model, s", own, Bar(at_most=1.05)),
-    ):
-        cells = {"full": full, "load + inferences alone": other, "full / that": ratios(full, other)}
-        lines.append(Line(what=what, cells=cells, bar=bar, digits=1, last_digits=3))
-    return lines
+    return [
+        Line(
+            what=what, cells={"full": full, "load + inferences alone": other, "full / that": ratios(full, other)},
+            bar=Bar(at_most=1.05), digits=1, last_digits=3,
+        )
+        for what, other in (
+            (f"full, {size}, s", bound), ("the same against a load + its own time in the model, s", own),
+        )
+    ]  # fmt: skip
 
 
 def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: float) -> list[Line]:
@@ -88,15 +83,12 @@ def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: 
         for level, (taken, _) in take_turns(pair, sides).items():
             seconds[level].append(taken)
     size = f"{which}, {PROMPTS * limit} inferences, {calls_of(limit)} calls, s"
-    bar = Bar(at_least=at_least, repeats=1)
     lines = []
-    for level in ("none", "disk"):
-        if seconds[level]:
-            full = seconds["full"][: len(seconds[level])]
-            cells = {"below full": seconds[level], "full": full, "ratio": ratios(seconds[level], full)}
-            lines.append(
-                Line(what=f"{level} against full, {size}", cells=cells, bar=bar if level == "none" else None, digits=1)
-            )
+    for level, bar in (("none", Bar(at_least=at_least, repeats=1)), ("disk", None)):
+        if below := seconds[level]:
+            full = seconds["full"][: len(below)]
+            cells = {"below full": below, "full": full, "ratio": ratios(below, full)}
+            lines.append(Line(what=f"{level} against full, {size}", cells=cells, bar=bar, digits=1))
     return lines
 
 
@@ -106,10 +98,8 @@ def calls_of(limit: int) -> int:
 
 class Runner:
     def __init__(self, place: Path, say: Callable[[str], None], *, home: Path | None) -> None:
-        self.say = say
-        self._place = place
+        self.say, self._place, self._home = say, place, home
         self._runs = 0
-        self._home = home
 
     def run(self, what: str, limit: int, *arguments: str) -> tuple[float, dict[str, Any]]:
         self._runs += 1
@@ -129,9 +119,8 @@ class Runner:
         return float(found["inferences_s"])
 
 
-def main() -> None:
-    asked = side_options(__doc__, limit=300, no_snapshot=False)
-    options = VerificationOptions(limit=asked.limit, snapshot=not asked.no_snapshot)
+def side(limit: int = 300, no_snapshot: bool = False) -> dict[str, float]:
+    options = VerificationOptions(limit=limit, snapshot=not no_snapshot)
     claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [
@@ -146,11 +135,12 @@ def main() -> None:
     with stoker.load() as session:
         ask = facts_of(session, {recipe.key})
         warm = Question(number=0, prefix="", texts=("Is water wet? It is",) * 4, words=(" true", " false"))
-        until = time.monotonic() + 600
-        while not 0 < ask().devices == ask().hot:
+
+        def is_hot() -> bool:
             list(run_calls([(scored, [warm] * 8)]))
-            if time.monotonic() > until:
-                raise RuntimeError(f"not every slot became hot: {ask()}")
+            return 0 < ask().devices == ask().hot
+
+        until(is_hot, 600.0, "every slot is hot")
         list(run_calls([(scored, [warm] * 8)]))
         begun = time.perf_counter()
         made = list(run_calls([(scored, questions)]))
@@ -160,13 +150,11 @@ def main() -> None:
         raise RuntimeError(f"{len(made)} results for {len(questions)} calls")
     if len({scores.worker for scores in made}) != facts.devices:
         raise RuntimeError(f"only {len({scores.worker for scores in made})} of {facts.devices} slots were used")
-    print(json.dumps({
-        "inferences_s": seconds,
-        "infer_device_s": sum(scores.infer_s for scores in made),
-        "load_s": facts.load_s,
-        "calls": len(questions),
-    }))  # fmt: skip
+    infer_device_s = sum(scores.infer_s for scores in made)
+    return {
+        "inferences_s": seconds, "infer_device_s": infer_device_s, "load_s": facts.load_s, "calls": len(questions)
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

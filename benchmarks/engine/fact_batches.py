@@ -6,13 +6,13 @@ Sizes alternate in one session. `python -m benchmarks.engine.fact_batches` runs 
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable
 
 import stoker
-from benchmarks.harness import MODEL, missing, run_side, side_options
+from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.fact_verification.functions import Question, verify
 from stoker.apps.fact_verification.options import SAMPLE, SHIPPED, read_claims, read_prompts
@@ -40,7 +40,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def run(claims: int, runs: int) -> dict[int, list[float]]:
+def side(claims: int = 1024, runs: int = 3) -> dict[str, dict[int, list[float]]]:
     prompt = read_prompts(SHIPPED)[0]
     everything = itertools.cycle(read_claims(SAMPLE))
     texts = [prompt.fill(claim) for claim in itertools.islice(everything, claims)]
@@ -60,9 +60,8 @@ def run(claims: int, runs: int) -> dict[int, list[float]]:
                 seconds[size].append(time.perf_counter() - begun)
                 if made != claims:
                     raise RuntimeError(f"{made} claims came back, not {claims}")
-    return seconds
+    return {"seconds": seconds}
 
 
 if __name__ == "__main__":
-    options = side_options(__doc__, claims=1024, runs=3)
-    print(json.dumps({"seconds": run(options.claims, options.runs)}))
+    print_side(side, __doc__)

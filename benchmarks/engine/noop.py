@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import parsl
@@ -32,28 +33,25 @@ AHEAD = 1000
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, 300) if quick else (5, 10_000)
-    sides: dict[str, Callable[[], float]] = {
-        "app": lambda: _side("stoker", "app", calls),
-        "seq": lambda: _side("stoker", "sequential", calls),
-        "app_both": lambda: _side("stoker", "app", calls, "--collector", "calm"),
-        "app_neither": lambda: _side("stoker", "app", calls, "--collector", "usual"),
-        "log": lambda: _side("stoker", "app", calls, "--log"),
-        "map": lambda: _side("stoker", "map", 10 * calls),
-        "htex": lambda: _side("htex", "app", calls),
-        "htex_seq": lambda: _side("htex", "sequential", calls),
-        "htex_both": lambda: _side("htex", "app", calls, "--collector", "calm"),
-        "htex_neither": lambda: _side("htex", "app", calls, "--collector", "usual"),
-        "htex_ahead": lambda: _side("htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD)),
-        "htex_log": lambda: _side("htex", "app", calls, "--log"),
+    ways: dict[str, tuple[str, ...]] = {
+        "app": (), "seq": (), "app_both": ("--collector", "calm"), "app_neither": ("--collector", "usual"),
+        "log": ("--log",),
+    }  # fmt: skip
+    sides = {
+        f"{prefix}{name}": partial(_side, executor, "sequential" if name == "seq" else "app", calls, *way)
+        for prefix, executor in (("", "stoker"), ("htex_", "htex"))
+        for name, way in ways.items()
     }
+    sides["htex_ahead"] = partial(_side, "htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD))
+    sides["map"] = partial(_side, "stoker", "map", 10 * calls)
     found = in_turns(sides, pairs, say)
     lines = []
     for what, ours, theirs, digits, bar in (
-        ("python_app, calls/s", "app", "htex", 0, Bar(at_least=4)),
-        ("stoker.map with batch_size=1, calls/s, against HTEX's python_app", "map", "htex", 0, Bar(at_least=25)),
+        ("python_app, calls/s", "app", "htex_app", 0, Bar(at_least=4)),
+        ("stoker.map with batch_size=1, calls/s, against HTEX's python_app", "map", "htex_app", 0, Bar(at_least=25)),
         ("python_app, one after another, p50 in ms", "seq", "htex_seq", 2, Bar(at_most=0.6)),
-        ("python_app, calls/s, the collector calm on both sides", "app_both", "htex_both", 0, None),
-        ("python_app, calls/s, the collector as usual on both sides", "app_neither", "htex_neither", 0, None),
+        ("python_app, calls/s, the collector calm on both sides", "app_both", "htex_app_both", 0, None),
+        ("python_app, calls/s, the collector as usual on both sides", "app_neither", "htex_app_neither", 0, None),
         (f"the same, calm, and HTEX fetches {AHEAD:,} ahead", "app_both", "htex_ahead", 0, None),
         ("python_app with Parsl's default logging, calls/s", "log", "htex_log", 0, None),
     ):
@@ -77,12 +75,8 @@ def main() -> None:
     ask.add_argument("--calls", type=int, default=10_000)
     ask.add_argument("--log", action="store_true", help="use Parsl's default logging")
     ask.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
-    ask.add_argument(
-        "--collector",
-        choices=["own", "calm", "usual"],
-        default="own",
-        help="garbage collector: the executor's, Stoker's, Python's",
-    )
+    collectors = "garbage collector: the executor's, Stoker's, Python's"
+    ask.add_argument("--collector", choices=["own", "calm", "usual"], default="own", help=collectors)
     options = ask.parse_args()
     with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
         print(json.dumps(side(options, folder)))
@@ -96,11 +90,9 @@ def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:
 
         executor: Any = StokerExecutor(label="noop")
     else:
+        provider = LocalProvider(init_blocks=1, max_blocks=1)
         executor = HighThroughputExecutor(
-            label="noop",
-            max_workers_per_node=2,
-            prefetch_capacity=options.prefetch,
-            provider=LocalProvider(init_blocks=1, max_blocks=1),
+            label="noop", max_workers_per_node=2, prefetch_capacity=options.prefetch, provider=provider
         )
     config = Config(
         executors=[executor], run_dir=folder, initialize_logging=options.log, usage_tracking=0, strategy="none"

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import end_all, path, run_side, take_turns
+from benchmarks.harness import end_all, in_turns, path, run_side
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -155,40 +155,37 @@ SHAPES = {"direct": ("--workers", "2", "--slots", "1"), "fork": ("--workers", "1
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
-    repeats, calls, theirs_calls = (
-        (1, 500, {"direct": 200, "fork": 50}) if quick else (5, 10_000, {"direct": 4000, "fork": 1000})
-    )
+    repeats, calls, theirs_calls = 5, 10_000, {"direct": 4000, "fork": 1000}
+    if quick:
+        repeats, calls, theirs_calls = 1, 500, {"direct": 200, "fork": 50}
     sequential = 20 if quick else 300
-    found: dict[str, list[float]] = {name: [] for name in ("app", "seq", "direct", "direct_seq", "fork", "fork_seq")}
 
     def ours() -> dict[str, float]:
         rate, one = (
             run_side(OURS, "--executor", "stoker", "--how", how, "--calls", str(calls)) for how in ("app", "sequential")
         )
-        return {"app": rate["calls_per_s"], "seq": one["p50_ms"]}
+        return {"calls_per_s": rate["calls_per_s"], "p50_ms": one["p50_ms"]}
 
     def theirs(mode: str) -> dict[str, float]:
         size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
-        one = run_side(THEIRS, "--mode", mode, *SHAPES[mode], *size)
-        return {mode: one["calls_per_s"], f"{mode}_seq": one["p50_ms"]}
+        return run_side(THEIRS, "--mode", mode, *SHAPES[mode], *size)
 
-    for repeat in range(repeats):
-        sides: dict[str, Callable[[], dict[str, float]]] = {
-            "ours": ours, "direct": partial(theirs, "direct"), "fork": partial(theirs, "fork"),
-        }  # fmt: skip
-        for side in take_turns(repeat, sides).values():
-            for name, number in side.items():
-                found[name].append(number)
-        latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
-        say(f"pair {repeat + 1} of {repeats}: {latest}")
+    sides = {"Stoker": ours, **{mode: partial(theirs, mode) for mode in SHAPES}}
+    found = in_turns(
+        sides, repeats, say, lambda side, one: f"{side} {one['calls_per_s']:,.0f}/s, {one['p50_ms']:.2f} ms"
+    )
+    numbers = {
+        (side, name): [one[name] for one in several]
+        for side, several in found.items()
+        for name in ("calls_per_s", "p50_ms")
+    }
     lines = []
     for mode, bar in (("direct", Bar(at_least=10, repeats=3)), ("fork", None)):
-        lines.append(
-            versus(f"calls/s, TaskVine {mode}", {"Stoker": found["app"], "TaskVine": found[mode]}, bar=bar, last=1)
-        )
-    for mode in ("direct", "fork"):
-        what = f"one call after another, p50 in ms, TaskVine {mode}"
-        lines.append(versus(what, {"Stoker": found["seq"], "TaskVine": found[f"{mode}_seq"]}, digits=2))
+        rates = {"Stoker": numbers["Stoker", "calls_per_s"], "TaskVine": numbers[mode, "calls_per_s"]}
+        lines.append(versus(f"calls/s, TaskVine {mode}", rates, bar=bar, last=1))
+    for mode in SHAPES:
+        times = {"Stoker": numbers["Stoker", "p50_ms"], "TaskVine": numbers[mode, "p50_ms"]}
+        lines.append(versus(f"one call after another, p50 in ms, TaskVine {mode}", times, digits=2))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 

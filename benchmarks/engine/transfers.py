@@ -7,9 +7,7 @@ the seed, bytes sent by the seed host, and the status.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -24,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.network import Network, why_not
-from benchmarks.harness import end_all, in_turns, ratios, run_side, side_options, until
+from benchmarks.harness import end_all, in_turns, ratios, run_side, until
+from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -114,47 +113,45 @@ def _sleep_with_argument(length: int, seconds: float) -> int:
     return length
 
 
-def main() -> None:
-    given = side_options(pilots=16, bytes=256_000_000, rate="100mbit", parted=False, limit_s=300.0)
+def side(
+    pilots: int = 16, bytes: int = 256_000_000, rate: str = "100mbit", parted: bool = False, limit_s: float = 300.0
+) -> dict[str, object]:
     os.umask(0o077)
-    with (
-        tempfile.TemporaryDirectory(prefix="transfers-") as place,
-        Network(given.pilots + 1, rate=given.rate) as network,
-    ):
-        os.environ["STOKER_HOME"] = f"{place}/home"
+    with tempfile.TemporaryDirectory(prefix="transfers-") as place, Network(pilots + 1, rate=rate) as network:
+        keep_state_in(place)
         network.enter(HEAD)
         started: list[subprocess.Popen[bytes]] = []
-        if given.parted:
-            network.isolate(*range(1, given.pilots + 1))
+        if parted:
+            network.isolate(*range(1, pilots + 1))
         try:
-            print(json.dumps(_measure(Path(place), network, given, started)))
+            return _measure(Path(place), network, started, pilots=pilots, size=bytes, limit_s=limit_s)
         finally:
             end_all(started, limit_s=20)
 
 
 def _measure(
-    place: Path, network: Network, given: argparse.Namespace, started: list[subprocess.Popen[bytes]]
+    place: Path, network: Network, started: list[subprocess.Popen[bytes]], *, pilots: int, size: int, limit_s: float
 ) -> dict[str, object]:
     folder = SessionFolder(place / "session")
     (place / "files").mkdir()
     make_folder(folder)
     manager = ["stoker.manager.main", "--session", str(folder.path), "--interface", network.address(HEAD)]
     started.append(_start(place, "manager", *manager))
-    until(folder.file.exists, given.limit_s, "the manager")
+    until(folder.file.exists, limit_s, "the manager")
     started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
-    until((folder.path / SEED_FILE).exists, given.limit_s, "the seed")
+    until((folder.path / SEED_FILE).exists, limit_s, "the seed")
     link = Link(folder, observer=False)
     try:
-        link.wait_joined(given.limit_s)
-        homes = [_start_pilot(place, folder, network, number, started) for number in range(1, given.pilots + 1)]
-        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s, "the pilots")
-        time.sleep(2.0 + 0.3 * given.pilots)  # Wait until the interpreters have started.
+        link.wait_joined(limit_s)
+        homes = [_start_pilot(place, folder, network, number, started) for number in range(1, pilots + 1)]
+        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), limit_s, "the pilots")
+        time.sleep(2.0 + 0.3 * pilots)  # Wait until the interpreters have started.
         before = network.sent_bytes(HEAD)
-        submission = _submission(place, given.bytes)
+        submission = _submission(place, size)
         arguments = payloads.dumps(((2.0,), {}))
-        for _ in range(6 * given.pilots):
+        for _ in range(6 * pilots):
             link.submit(submission, arguments, Ends())
-        arrivals = until(lambda: _arrivals(homes), given.limit_s, "the object on all hosts", every_s=0.05)
+        arrivals = until(lambda: _arrivals(homes), limit_s, "the object on all hosts", every_s=0.05)
         sent = network.sent_bytes(HEAD) - before
         with Observer(folder) as observer:
             status = observer.status()
@@ -222,4 +219,4 @@ def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -10,7 +10,7 @@ from typing import Any
 
 import stoker
 from benchmarks.gpu.place import BANDWIDTH, PINNED, REHEARSAL, Answer, Place, device_name, median_s
-from benchmarks.serving.embeddings import texts, write_model
+from benchmarks.serving.embeddings import texts_like_tweets, write_model
 from stoker import context, encoder_family
 from stoker import encoder as encoder_recipe
 from stoker.contexts.encoder import Family
@@ -108,7 +108,7 @@ def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[li
 
 def encoder(answer: Answer, place: Place) -> None:
     folder = _folder(place)
-    all_texts = [each for each in texts(48 if REHEARSAL else 20_000) if len(each.split()) <= LONGEST - 2]
+    all_texts = [each for each in texts_like_tweets(48 if REHEARSAL else 20_000) if len(each.split()) <= LONGEST - 2]
     all_texts.sort(key=lambda each: len(each.split()))
     calls = [all_texts[at : at + CALL] for at in range(0, len(all_texts), CALL)]
     static: dict[str, Any] = {"batch": BATCH, "compiled": False}

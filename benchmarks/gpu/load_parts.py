@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import stoker
+from benchmarks.gpu import page_cache
 from benchmarks.gpu.bars import FULL_OF_NONE, OF_PINNED, WEIGHTS_ALONE
-from benchmarks.gpu.place import (
-    PINNED,
-    REHEARSAL,
-    Answer,
-    Place,
-    device_memory,
-    device_name,
-    drop_page_cache,
-    page_cache_share,
-)
+from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory, device_name
 from stoker import causal_lm, context
 
 CLAIMS = 16
@@ -168,9 +160,9 @@ class _Loads:
 
     def cold(self, what: str, source: Path) -> None:
         files = [file for pattern in ("*.safetensors", "*.bin") for file in self._place.work.rglob(pattern)]
-        self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: drop_page_cache(files))
+        self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: page_cache.drop(files))
         self.measure(what, source)
-        self._page_cache(f"{what}: of all files, in the page cache after it, %", lambda: page_cache_share(files))
+        self._page_cache(f"{what}: of all files, in the page cache after it, %", lambda: page_cache.share(files))
 
     def _page_cache(self, what: str, look: Callable[[], float]) -> None:
         try:

@@ -1,14 +1,12 @@
-"""Provide folder, site file, numbers and clock for a part of `make gpu`, and control the page cache."""
+"""Provide folder, site file, numbers and clock for a part of `make gpu`."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,50 +43,6 @@ def write_site(
         _SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider if own_scratch else "")
     )
     return file
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-]  # fmt: skip
-_FAILED = ctypes.c_void_p(-1).value
-
-
-def drop_page_cache(files: Iterable[Path]) -> float:
-    """Ask the kernel to drop files from its page cache. Return the share that stays."""
-    files = list(files)
-    for file in files:
-        with file.open("rb") as opened:
-            os.fdatasync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return page_cache_share(files)
-
-
-def page_cache_share(files: Iterable[Path]) -> float:
-    pages = inside = 0
-    for file in {(each.stat().st_dev, each.stat().st_ino): each for each in files}.values():
-        of_file = _resident_pages(file)
-        pages += len(of_file)
-        inside += sum(1 for page in of_file if page & 1)
-    return inside / max(1, pages)
-
-
-def _resident_pages(file: Path) -> bytes:
-    size = file.stat().st_size
-    if not size:
-        return b""
-    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    with file.open("rb") as opened:
-        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, opened.fileno(), 0)
-    if address in (None, _FAILED):
-        raise OSError(ctypes.get_errno(), f"{file} cannot be mapped")
-    try:
-        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found):
-            raise OSError(ctypes.get_errno(), f"mincore of {file}")
-    finally:
-        _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
-    return bytes(found)
 
 
 REHEARSAL = bool(os.environ.get("STOKER_GPU_REHEARSAL"))

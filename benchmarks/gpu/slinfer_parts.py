@@ -14,17 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import stoker
 from benchmarks.gpu.bars import MET
 from benchmarks.gpu.place import REHEARSAL, Answer, Place, device_memory, device_name
-from benchmarks.harness import ROOT
-from benchmarks.serving.live_models import Live, write
-from benchmarks.serving.live_models_world import MODELS, Request, median_of, requests_at
+from benchmarks.serving import slinfer_policies
+from benchmarks.serving.live_models import MODELS, Live, Request, requests_at, streaming_app
+from benchmarks.serving.simulated_models import median_of
 from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import StokerApp
-from stoker.manager.executor.options import parse_call_specification
-from stoker.manager.executor.prepared import AppWants
 from stoker.protocol.calls import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
@@ -33,7 +30,7 @@ LONGEST_S, SHORTEST_S = 180.0, 6.0
 BEFORE_S, AFTER_S = 14.0, 6.0
 """Seconds before the trace of the second side, and for open texts after a trace."""
 CACHE_BYTES = 4 * 10**9
-POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'serving' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
+POLICIES = {"slinfer": f"{slinfer_policies.__file__}:patient", "exclusive": "exclusive"}
 """`patient` is `slinfer` without unloading, like `exclusive`."""
 
 
@@ -50,16 +47,7 @@ class _Models(Live):
     def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
         if self._tells:
             return super()._app(model, objective, prompt=prompt)
-        wants = parse_call_specification({"context": self.recipes[model], "stream": True}, takes_context=True)
-        return StokerApp(
-            write, specification=AppWants(wants), batch_size=None, cache=False, ignore_for_cache=None, executors=None
-        )
-
-    def warm_up(self, count: int) -> int:
-        streams = [stoker.stream(self._app(number, Objective(), prompt=8), "a warm-up", 4) for number in range(count)]
-        for stream in streams:
-            list(stream)
-        return count
+        return streaming_app(context=self.recipes[model])
 
 
 def slinfer(answer: Answer, place: Place) -> None:
@@ -73,7 +61,7 @@ def slinfer(answer: Answer, place: Place) -> None:
         with place.session(policy=place_of) as session:
             models = sides[policy]
             began = time.perf_counter()
-            count = models.warm_up(MODELS if policy == "slinfer" else 1)
+            models.warm(count := MODELS if policy == "slinfer" else 1)
             answer[f"{policy}: the first {count} models are loaded, s"] = time.perf_counter() - began
             if not requests:
                 most_s = (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0

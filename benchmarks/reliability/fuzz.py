@@ -19,10 +19,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability.fuzz_cores import EVENTS, lives
+from benchmarks.reliability import fuzz_manager, fuzz_pilot
 from benchmarks.reliability.fuzz_files import targets
 from benchmarks.reliability.fuzz_inputs import Target, damage_bytes
 
@@ -32,6 +33,12 @@ _EVERY_S = 20.0
 _FOUND_MOST = 20
 _LIFE_EVERY = 400
 """Number of damaged inputs per new core with random events."""
+EVENTS = 200
+"""Number of random events of a core."""
+LIVES: dict[str, Callable[[random.Random], None]] = {
+    "manager core: every message": partial(fuzz_manager.live, count=EVENTS),
+    "pilot core: every event": partial(fuzz_pilot.live, count=EVENTS),
+}
 
 
 def fuzz(
@@ -69,7 +76,7 @@ def fuzz(
 
 def run_lives(*, count: int, seed: int, found: Callable[[dict[str, Any]], None]) -> dict[str, list[int]]:
     counts = {}
-    for name, life in lives().items():
+    for name, life in LIVES.items():
         for number in range(count):
             try:
                 life(random.Random(f"{name} {seed} {number}"))
@@ -93,7 +100,7 @@ def _work(number: int, asked: argparse.Namespace, say: Any) -> None:
 
         counts = fuzz(readers, count=share, seed=seed, found=found, told=lambda done: say.put((number, done)))
         if not asked.only:
-            counts |= run_lives(count=share // _LIFE_EVERY // len(lives()), seed=seed, found=found)
+            counts |= run_lives(count=share // _LIFE_EVERY // len(LIVES), seed=seed, found=found)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     say.put((number, counts, peak))
 

@@ -15,22 +15,7 @@ from msgspec import inspect
 
 from benchmarks.reliability.fuzz_inputs import Values
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.manager.core.events import (
-    AdviceArrived,
-    ClientGone,
-    ContextAdvice,
-    CostAdvice,
-    FromClient,
-    FromPilot,
-    ManagerRestarted,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    SessionDefined,
-    SessionKept,
-    SetTimer,
-    TimerFired,
-)
+from stoker.manager.core import events
 from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
@@ -99,8 +84,8 @@ class Session:
         self.fuzzer = Fuzzer(self.chance, self.core)
         self.now = 0.0
         self.pilots = 0
-        self.give(SessionKept())
-        self.give(SessionDefined((Source("mine", Rule.OPPORTUNISTIC, most=3, keep_pending=2),)))
+        self.give(events.SessionKept())
+        self.give(events.SessionDefined((Source("mine", Rule.OPPORTUNISTIC, most=3, keep_pending=2),)))
         for name in ("ana", "bob"):
             self.tell(name, say.ClientHello(wire.VERSION, SESSION))
         self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True))
@@ -111,13 +96,13 @@ class Session:
     def give(self, event: Any) -> None:
         self.now += self.chance.choice((0.0, 0.01, 1.0, 20.0))
         for command in self.core.handle(event, self.now):
-            assert not isinstance(command, SetTimer) or not math.isnan(command.at), command
+            assert not isinstance(command, events.SetTimer) or not math.isnan(command.at), command
 
     def tell(self, client: str, *messages: Any) -> None:
-        self.give(FromClient(client, self._next(client, messages), list(messages)))  # type: ignore[arg-type]
+        self.give(events.FromClient(client, self._next(client, messages), list(messages)))  # type: ignore[arg-type]
 
     def report(self, pilot: str, *messages: Any) -> None:
-        self.give(FromPilot(pilot, self._next(pilot, messages), list(messages)))  # type: ignore[arg-type]
+        self.give(events.FromPilot(pilot, self._next(pilot, messages), list(messages)))  # type: ignore[arg-type]
 
     def _next(self, peer: str, messages: tuple[Any, ...]) -> int:
         if isinstance(messages[0], say.ClientHello | say.PilotHello):
@@ -174,29 +159,33 @@ class Session:
         chance, state = self.chance, self.core.state
         match chance.randrange(8):
             case 0:
-                self.give(PilotCut(pilot))  # type: ignore[arg-type]
+                self.give(events.PilotCut(pilot))  # type: ignore[arg-type]
             case 1:
-                self.give(PilotLost(pilot, "silent"))  # type: ignore[arg-type]
+                self.give(events.PilotLost(pilot, "silent"))  # type: ignore[arg-type]
             case 2:
                 self.pilot_joins()
             case 3:
-                self.give(ClientGone(client))  # type: ignore[arg-type]
+                self.give(events.ClientGone(client))  # type: ignore[arg-type]
                 self.tell(client, say.ClientHello(wire.VERSION, SESSION, factory=client == "factory"))
             case 4 if chance.random() < 0.2:
-                self.give(ManagerRestarted())
+                self.give(events.ManagerRestarted())
             case 5:
-                self.give(AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({"": ContextAdvice(1.0, 0.0, 10**9)})))
+                self.give(
+                    events.AdviceArrived(
+                        events.OfContext(RecipeKey("a")), events.CostAdvice({"": events.ContextAdvice(1.0, 0.0, 10**9)})
+                    )
+                )
             case _:
                 due = sorted(state.timers, key=state.timers.__getitem__)
                 if due:
                     self.now = max(self.now, min(state.timers[due[0]], self.now + 1e6))
-                    self.give(TimerFired(due[0]))
+                    self.give(events.TimerFired(due[0]))
 
 
-def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Send `events` random events to a core."""
+def live(chance: random.Random, *, count: int, validate_every: int = 50) -> None:
+    """Send `count` random events to a core."""
     session = Session(chance)
-    for number in range(events):
+    for number in range(count):
         event = session.step()
         try:
             event()

@@ -6,18 +6,17 @@ python -m benchmarks.reliability.lost_pilot killed
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 import stoker
-from benchmarks.harness import side_options, until
-from stoker.site import Pilot, Site
+from benchmarks.harness import until
+from benchmarks.starting import local_session, print_side
 
 LIMIT_S = 120.0
 
@@ -40,31 +39,25 @@ def run_until_killed(_one: int, path: str) -> None:
     time.sleep(LIMIT_S)
 
 
-def main() -> None:
-    asked = side_options(__doc__, how=("killed", "frozen"))
-    site = Site(pilot=Pilot(devices="cpu:1", init_blocks=2, max_blocks=2))
-    with tempfile.TemporaryDirectory(prefix="lost-") as folder:
-        path = Path(folder) / "starts"
-        session = stoker.load(site, run_dir=folder, strategy="none")
-        frozen: list[psutil.Process] = []
+def side(how: Literal["killed", "frozen"]) -> dict[str, float]:
+    frozen: list[psutil.Process] = []
+    with local_session(init_blocks=2, max_blocks=2) as session:
+        path = Path(session.folder, "starts")
         try:
             until(lambda: len(set(stoker.map(run_briefly, range(20)))) == 2, LIMIT_S, "the context on two pilots")
             run_until_killed(str(path))
             _, pid = _line(path, 0)
-            pilot = next(each for each in psutil.Process(pid).parents() if ("stoker.pilot.main" in each.cmdline()))
-            everything = [pilot, *pilot.children(recursive=True)]
-            if asked.how == "frozen":
-                frozen = everything
+            pilot = next(each for each in psutil.Process(pid).parents() if "stoker.pilot.main" in each.cmdline())
+            frozen = [pilot, *pilot.children(recursive=True)] if how == "frozen" else []
             lost_at = time.time()
-            for process in everything if frozen else [pilot]:
+            for process in frozen or [pilot]:
                 process.send_signal(signal.SIGSTOP if frozen else signal.SIGKILL)
             again_at, _ = _line(path, 1)
         finally:
             for process in frozen:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.resume()
-            session.stop()
-    print(json.dumps({"seconds": again_at - lost_at}))
+    return {"seconds": again_at - lost_at}
 
 
 def _line(path: Path, number: int) -> tuple[float, int]:
@@ -76,4 +69,4 @@ def _line(path: Path, number: int) -> tuple[float, int]:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -9,8 +9,6 @@ PYTHONPATH.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import tempfile
@@ -27,6 +25,7 @@ from batch.sessions import status_when, write_site
 
 import stoker
 from benchmarks.harness import ROOT, run_side
+from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "preemption", "calls on pilots of a real Slurm that are preempted one after the other"
@@ -94,20 +93,16 @@ class Meter:
         self._last, self._pilots = now, seen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+def side(calls: int = 10_000, seed: int = 1) -> dict[str, Any]:
     if why := commands.missing_for_slurm():
-        print(json.dumps({"skipped": why}))
-        return
+        return {"skipped": why}
     with Cluster(Shape(gpus=("a10:1",) * NODES)) as cluster, tempfile.TemporaryDirectory() as place:
-        os.environ.update(cluster.environ, STOKER_HOME=f"{place}/home", STOKER_SCRATCH=place)
-        print(json.dumps(side(cluster, Path(place), calls=asked.calls, seed=asked.seed)))
+        os.environ |= cluster.environ
+        keep_state_in(place)
+        return run(cluster, Path(place), calls=calls, seed=seed)
 
 
-def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
+def run(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
     blocks = {"init_blocks": NODES, "max_blocks": NODES}
     site = write_site(place, provider={"gpus": "a10:1"}, pilot=blocks)
     with stoker.load(site, run_dir=f"{place}/runinfo") as session:
@@ -134,4 +129,4 @@ def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, f
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
-from benchmarks.harness import in_turns, ratios, run_side, side_options, until
+from benchmarks.harness import in_turns, ratios, run_side, until
+from benchmarks.starting import cpu_s, keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE
 from stoker.manager.executor.client import Link
@@ -63,10 +64,8 @@ def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
     queued, repeats = (2000, 1) if quick else (100_000, 3)
-    found = []
-    for repeat in range(repeats):
-        found.append(run_side(SIDE, "restart", "--queued", str(queued)))
-        say(f"{repeat + 1} of {repeats}: {found[-1]['at_work_s']:.1f} s")
+    sides = {"restart": partial(run_side, SIDE, "restart", "--queued", str(queued))}
+    [found] = in_turns(sides, repeats, say, lambda _, one: f"{one['at_work_s']:.1f} s").values()
     again = {"calls": [float(one["ran_again"] + one["ended_twice"]) for one in found]}
     what = "calls that had ended and were run again, or ended twice"
     lines = [
@@ -94,6 +93,8 @@ LIMIT_S = 300.0
 
 
 class Counter:
+    """Counts ended calls."""
+
     def __init__(self) -> None:
         self.ended: set[int] = set()
         self.twice = 0
@@ -148,6 +149,15 @@ class World:
         for _ in range(count):
             self.link.submit(submission, b"x" * 64, waiter)
 
+    def wait_until_accepted(self, count: int, waiter: Counter) -> None:
+        """Wait until the manager has all of `count` submitted calls."""
+
+        def accepted() -> bool:
+            status = self.status()
+            return status.queued + status.running >= count - len(waiter.ended)
+
+        _wait_until(accepted, "all calls are accepted")
+
     def end(self) -> dict[str, Any]:
         self.link.tell(EndSession("measured"))
         said, _ = self.pilots.communicate(timeout=120)
@@ -158,24 +168,22 @@ class World:
 
 
 def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
-    world = World(folder, pilots=pilots, devices=2)
-    joined = psutil.Process(world.manager.pid).memory_info().rss
-    warm = Counter()
+    world, warm = World(folder, pilots=pilots, devices=2), Counter()
+    manager = psutil.Process(world.manager.pid)
+    joined = manager.memory_info().rss
     world.submit(20 * pilots + 2000, warm)  # Every library has received and run the function.
     warm.wait(20 * pilots + 2000)
     counter = Counter()
-    before, began = psutil.Process(world.manager.pid).cpu_times(), time.perf_counter()
+    before, began = cpu_s(manager), time.perf_counter()
     world.submit(calls, counter)
     counter.wait(calls)
     seconds = time.perf_counter() - began
-    after = psutil.Process(world.manager.pid).cpu_times()
-    memory = psutil.Process(world.manager.pid).memory_info().rss
+    busy_s, memory = cpu_s(manager) - before, manager.memory_info().rss
     lost = world.status().lost_pilots
     found = world.end()
-    busy = after.user + after.system - before.user - before.system
     return {
         "calls_per_s": calls / seconds, "manager_bytes": memory, "lost_pilots": lost,
-        "manager_cpu_us_per_call": 1e6 * busy / calls, "joined_bytes": joined,
+        "manager_cpu_us_per_call": 1e6 * busy_s / calls, "joined_bytes": joined,
         "calls_per_frame": found["given"] / found["frames"],
         "pilots_cpu_us_per_call": 1e6 * found["cpu_s"] / found["given"],
     }  # fmt: skip
@@ -187,9 +195,7 @@ def measure_restart(folder: Path, *, queued: int, running: int, finished: int) -
     total = finished + running + queued
     world.submit(total, counter)
     counter.wait(finished)
-    _wait_until(
-        lambda: world.status().queued + world.status().running >= total - len(counter.ended), "all are accepted"
-    )
+    world.wait_until_accepted(total, counter)
     done, began = len(counter.ended), time.perf_counter()
     os.kill(world.manager.pid, signal.SIGKILL)
     world.manager.wait()
@@ -212,16 +218,16 @@ def _wait_until(true: Callable[[], Any], what: str) -> None:
     until(asked, LIMIT_S, what, every_s=0.02)
 
 
-def main() -> None:
-    asked = side_options(__doc__, what=("rate", "restart"), pilots=1, calls=200_000, queued=100_000, running=200)
+def side(
+    what: Literal["rate", "restart"], pilots: int = 1, calls: int = 200_000, queued: int = 100_000, running: int = 200
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-        os.environ["STOKER_HOME"] = os.path.join(folder, "home")
+        keep_state_in(folder)
         place = Path(folder) / "session"
-        if asked.what == "rate":
-            print(json.dumps(rate(place, pilots=asked.pilots, calls=asked.calls)))
-        else:
-            print(json.dumps(measure_restart(place, queued=asked.queued, running=asked.running, finished=1000)))
+        if what == "rate":
+            return rate(place, pilots=pilots, calls=calls)
+        return measure_restart(place, queued=queued, running=running, finished=1000)
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from benchmarks.engine.driven import SESSION, DrivenCore, collect_as_the_live_loop
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.core.events import Event, FromPilot, SetTimer, TimerFired
@@ -196,16 +197,11 @@ def _scratch(cluster: Cluster) -> float:
     return time.thread_time() - before
 
 
-CASES: dict[str, Callable[[int], dict[str, float]]] = {
-    "steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": lambda part: crowd(part, cold=0.1),
-}  # fmt: skip
-
-
-def main() -> None:
-    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
+def side(case: Literal["steady", "warm", "mixed"], quick: bool = False) -> dict[str, float]:
     collect_as_the_live_loop()
-    print(json.dumps(CASES[asked.case](10 if asked.quick else 1)))
+    part = 10 if quick else 1
+    return steady(part) if case == "steady" else crowd(part, cold={"warm": 0.0, "mixed": 0.1}[case])
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

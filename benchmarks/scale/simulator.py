@@ -7,12 +7,13 @@ An event is the arrival or end of a call, in the manager core or in a library.
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Callable, Iterator
+from typing import Literal
 
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
@@ -94,29 +95,24 @@ def _line(
 
 
 GB = 1_000_000_000
+Case = Literal["steady", "opportunistic", "million", "short", "engines"]
 BOOT_S, LOAD_S = 5.0, 10.0
 
 
-def main() -> None:
-    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
-    simulation = CASES[asked.case](100 if asked.quick else 1)
+def side(case: Case, quick: bool = False) -> dict[str, float]:
+    simulation = CASES[case](100 if quick else 1)
     began = time.process_time()
     outcome = simulation.run()
     spent_s = time.process_time() - began
     if not outcome.complete or outcome.failed:
-        raise RuntimeError(f"{asked.case}: not every call ended well: {outcome}")
-    found = {
-        "spent_s": spent_s,
-        "calls": outcome.calls,
+        raise RuntimeError(f"{case}: not every call ended well: {outcome}")
+    return {
+        "spent_s": spent_s, "calls": outcome.calls,
         "events": outcome.core_events + outcome.calls - 1,  # All calls of a sweep arrive in one event.
-        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls),
-        "virtual_s": outcome.ended_at,
-        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
-        "lost_pilots": outcome.lost_pilots,
-        "engine_steps": outcome.engine_steps,
-        "mean_batch": outcome.mean_batch,
-    }
-    print(json.dumps(found))
+        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls), "virtual_s": outcome.ended_at,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB, "lost_pilots": outcome.lost_pilots,
+        "engine_steps": outcome.engine_steps, "mean_batch": outcome.mean_batch,
+    }  # fmt: skip
 
 
 def steady(part: int) -> Simulation:
@@ -160,7 +156,9 @@ def engines(part: int) -> Simulation:
     return Simulation(world, _requests(20_000 // part, names, per_s=11.0), default_policies(), seed=1)
 
 
-CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "short": short, "engines": engines}
+CASES: dict[str, Callable[[int], Simulation]] = {
+    "steady": steady, "opportunistic": opportunistic, "million": million, "short": short, "engines": engines,
+}  # fmt: skip
 
 
 def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival]:
@@ -212,4 +210,4 @@ def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

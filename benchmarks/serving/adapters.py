@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import MODEL, missing, run_side, side_options
+from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 
@@ -39,20 +40,19 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def main() -> None:
-    given = side_options(__doc__, requests=32, rounds=3, dtype="auto", model="")
-    model = load_causal_lm(given.model or default_model(), dtype=given.dtype, engine="continuous")
+def side(requests: int = 32, rounds: int = 3, dtype: str = "auto", model: str = "") -> dict[str, list[float]]:
+    loaded = load_causal_lm(model or default_model(), dtype=dtype, engine="continuous")
     with tempfile.TemporaryDirectory() as folder:
         for number in range(ADAPTERS):
-            _write_adapter(model, Path(folder, str(number)))
-            model.adapters[str(number)] = str(Path(folder, str(number)))
+            _write_adapter(loaded, Path(folder, str(number)))
+            loaded.adapters[str(number)] = str(Path(folder, str(number)))
         found: dict[str, list[float]] = {"base": [], "mixed": []}
-        for turn in range(given.rounds + 1):
-            for side in sorted(found, reverse=turn % 2 > 0):
-                rate = _tokens_per_s(model, given.requests, mixed=side == "mixed")
+        for turn in range(rounds + 1):
+            for what in sorted(found, reverse=turn % 2 > 0):
+                rate = _tokens_per_s(loaded, requests, mixed=what == "mixed")
                 if turn:  # the first round warms up and loads the adapters
-                    found[side].append(rate)
-    print(json.dumps(found))
+                    found[what].append(rate)
+    return found
 
 
 def _tokens_per_s(model: CausalLM, requests: int, *, mixed: bool) -> float:
@@ -86,4 +86,4 @@ def _write_adapter(model: CausalLM, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

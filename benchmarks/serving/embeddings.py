@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import math
 import multiprocessing
 import os
@@ -19,9 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.harness import in_turns, missing, ratios, run_side, side_options
+from benchmarks.harness import in_turns, missing, ratios, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "embeddings", "embedding texts as long as tweets: Stoker, a script that sorts them, padding to 512"
@@ -63,7 +63,7 @@ def lengths(count: int) -> list[int]:
     return [min(LONGEST, max(SHORTEST, tokens)) for tokens in drawn]
 
 
-def texts(count: int) -> list[str]:
+def texts_like_tweets(count: int) -> list[str]:
     chance = random.Random(2)
     return [" ".join(f"w{chance.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths(count)]
 
@@ -169,20 +169,20 @@ def script_rate(folder: Path, all_texts: Sequence[str], *, longest: int = 0) -> 
     return script.embed_all(all_texts, longest=longest) / (time.perf_counter() - begun)
 
 
-def main() -> None:
-    asked = side_options(__doc__, side=("stoker", "sorted", "padded"), texts=20_000, processes=1)
+def side(side: Literal["stoker", "sorted", "padded"], texts: int = 20_000, processes: int = 1) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="embeddings-") as place:
-        folder = Path(place) / "model"
+        folder, all_texts = Path(place) / "model", texts_like_tweets(texts)
         write_model(folder)
         os.environ.setdefault("STOKER_HOME", place + "/home")
-        rates: dict[str, Callable[[Path, Sequence[str]], float]] = {
-            "stoker": stoker_rate,
-            "sorted": partial(sorted_rate, processes=asked.processes),
-            "padded": partial(script_rate, longest=POSITIONS),
-        }
-        rate = rates[asked.side](folder, texts(asked.texts))
-    print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
+        match side:
+            case "stoker":
+                rate = stoker_rate(folder, all_texts)
+            case "sorted":
+                rate = sorted_rate(folder, all_texts, processes=processes)
+            case "padded":
+                rate = script_rate(folder, all_texts, longest=POSITIONS)
+    return {"texts_per_s": rate, "texts": texts}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -8,9 +8,9 @@ Each seed measures, with the same models and devices, one gateway after the othe
 2. The same requests under `slinfer` and under `default`, in turn first, after a rehearsal with the clients of 1. Token
    n is due TTFT + n * TPOT after the request (SLINFER eq. 1), as the policy decides. A request with a late token, and
    one that was refused or failed, has not met its objectives.
-3. The same requests in the simulator, with the steps and delays that 1 measured (`gateway_objectives_world`).
+3. The same requests in the simulator, with the steps and delays that 1 measured (`measured_delays`).
 4. Requests that `slinfer` refused, each replayed among the requests that it accepted shortly before and after, under a
-   policy that refuses none (`gateway_objectives_policy.py`); and as many accepted requests, for comparison.
+   policy that refuses none (`slinfer_policies.accepting`); and as many accepted requests, for comparison.
 
     python -m benchmarks.serving.gateway_objectives --seed 1
 """
@@ -22,28 +22,34 @@ import json
 import os
 import random
 import re
+import sqlite3
 import statistics
 import string
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from free_port import free_port
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, machine, missing, run_side, side_options, until
-from benchmarks.serving.gateway_objectives_world import Length, measured_delays, simulated_met
+from benchmarks.harness import machine, missing, run_side
+from benchmarks.serving import slinfer_policies
+from benchmarks.serving.gateways import request_bytes, served
+from benchmarks.serving.simulated_models import DEVICES, Machine, simulate
+from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import state_folder
+from stoker.contexts.performance import READ, times_of
+from stoker.contexts.step_times import StepTable, StepTimes
+from stoker.manager.core.seams import Policies
 from stoker.manager.policies.named import named
+from stoker.manager.sim.client import Arrival
+from stoker.pilot.devices import cpu
 from stoker.protocol.calls import Objective
 
 NAME, TITLE = "gateway_objectives", "three models on two devices behind the gateway: objectives met"
@@ -67,11 +73,9 @@ REPLAYED = 8
 BEFORE_S = 4.0
 """Accepted requests of these seconds before a refused one are replayed with it."""
 BARS = {"more": 0.1, "late": 90.0, "apart": 5.0}
-POLICY = ROOT / "benchmarks" / "serving" / "gateway_objectives_policy.py"
-SITE = '[pilot]\ndevices = "cpu:2"\ninit_blocks = 1\nmax_blocks = 1\n[policy]\nname = "{policy}"\n'
+ACCEPTING = f"{slinfer_policies.__file__}:accepting"
 MEMORY_BYTES = 1_000_000_000
 MODEL = '[models.model-{number}]\npath = "models/{number}"\nmemory = "1 GB"\nmin = 1\n{objectives}'
-COMMAND = [sys.executable, "-m", "stoker.manager.cli.main"]
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -138,43 +142,26 @@ def requests_around(requests: Sequence[Request], met: Sequence[bool], at: int, *
 @contextmanager
 def gateway(folder: Path, policy: str, wanted: Wanted | None) -> Iterator[int]:
     """Start a gateway and its session; yield its port once all models are loaded."""
-    (folder / "site.toml").write_text(SITE.format(policy=policy))
     objectives = wanted.lines if wanted is not None else ""
     models = "\n".join(MODEL.format(number=number, objectives=objectives) for number in range(MODELS))
-    (folder / "models.toml").write_text(models)
-    port, log = free_port(), folder / "gateway.log"
-    command = [*COMMAND, "serve", "site.toml", "models.toml", "--port", str(port)]
-    with log.open("w") as said:
-        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT)
-    try:
-        until(lambda: "/v1" in log.read_text() or process.poll() is not None, 120.0, "the gateway", every_s=0.1)
-        if process.poll() is not None:
-            raise RuntimeError(f"the gateway ended:\n{log.read_text()[-2000:]}")
+    with served(folder, models, devices=DEVICES, policy=policy) as port:
         for number in range(MODELS):
             warm = asyncio.run(ask(port, request_of(random.Random(0), model=number), prefer="wait=600"))
             if warm.status != 200:
-                raise RuntimeError(f"model {number}: status {warm.status}\n{log.read_text()[-2000:]}")
+                raise RuntimeError(f"model {number}: status {warm.status}")
         yield port
-    finally:
-        process.terminate()
-        process.wait(120)
-        session = re.search(r"session (\S+?)[,\s]", log.read_text())
-        if session is not None:
-            subprocess.run([*COMMAND, "down", session[1]], cwd=folder, capture_output=True, timeout=120, check=False)
 
 
 async def ask(port: int, request: Request, *, prefer: str = "") -> Outcome:
     """Send one streamed request; return its times."""
     found, begun = Outcome(), time.monotonic()
-    body = json.dumps({
+    asked = {
         "model": f"model-{request.model}", "prompt": request.prompt, "max_tokens": request.output, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    })  # fmt: skip
-    extra = f"Prefer: {prefer}\r\n" if prefer else ""
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
+    }  # fmt: skip
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write((head + body).encode())
+        writer.write(request_bytes("/v1/completions", asked, prefer=prefer))
         found.status = int((await reader.readline()).split()[1])
         first_at = last_at = 0.0
         while found.status == 200 and (line := await reader.readline()):
@@ -238,6 +225,49 @@ def offers_in(metrics: str) -> Counter[str]:
     return found
 
 
+# ---- the simulator
+
+
+class Delayed(msgspec.Struct, frozen=True):
+    """Measured seconds: the models' steps, a load, and a message."""
+
+    times: StepTimes
+    load_s: float
+    message_s: float
+
+
+def measured_delays(file: Path, *, ttft_s: float, prompt: int) -> Delayed:
+    """Read a session's measurements. `ttft_s`: time to the first token of a single request with `prompt` tokens.
+
+    A request has two messages on its way to its library, so the delay of a message, with the gateway's part, is half
+    of what the first token takes beyond its prefill.
+    """
+    times = StepTimes()
+    with sqlite3.connect(file, timeout=30.0) as store:
+        for (recipe,) in store.execute("SELECT DISTINCT recipe FROM steps").fetchall():
+            for each in times_of(store.execute(READ, (recipe,)).fetchall()).values():
+                times = times.joined(each)
+        [(load_s,)] = store.execute("SELECT avg(mean) FROM measured WHERE what = 'load_s'").fetchall()
+    prefill_s = StepTable(times.prefill).seconds(prompt, prompt / 2)
+    return Delayed(times, float(load_s), max(0.0, (ttft_s - prefill_s) / 2))
+
+
+def simulated_met(requests: Sequence[Request], delayed: Delayed, objective: Objective, policies: Policies) -> float:
+    """Return the percentage of requests whose tokens are all in time."""
+    asked = [
+        Arrival(
+            each.at_s, f"model-{each.model}", input_length=len(each.prompt), output=each.output, objective=objective,
+            most_output=each.output,
+        )
+        for each in requests
+    ]  # fmt: skip
+    device_bytes = cpu.find(DEVICES)[0].facts.memory_bytes
+    world = Machine(
+        delayed.times, device_bytes, MEMORY_BYTES, load_s=delayed.load_s, message_s=delayed.message_s, min_libraries=1
+    )
+    return 100 * simulate(asked, world, policies, models=MODELS).share
+
+
 # ---- one seed
 
 
@@ -265,11 +295,8 @@ def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
             outcomes[policy] = asyncio.run(send(port, requests))
             cases = refused_offers(port) - before
         found[policy] = {"rehearsed": rehearsed, "offers": cases, **figures(requests, outcomes[policy], wanted)}
-        found[policy]["simulated"] = simulated_met(
-            [Length(each.at_s, each.model, len(each.prompt), each.output) for each in requests], delayed,
-            Objective(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s), named(policy).make(), models=MODELS,
-            memory_bytes=MEMORY_BYTES,
-        )  # fmt: skip
+        objective = Objective(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
+        found[policy]["simulated"] = simulated_met(requests, delayed, objective, named(policy).make())
     found["delays"] = {"message_s": delayed.message_s, "load_s": delayed.load_s}
     found["replays"] = replay_requests(folder, requests, outcomes["slinfer"], wanted, seed=seed)
     found["load"].append(os.getloadavg()[0])
@@ -302,7 +329,7 @@ def replay_requests(
     found: dict[str, Any] = {name: {"late": 0, "harm": 0, "of": 0} for name in ("refused", "accepted")}
     if not refused:
         return found
-    with gateway(folder, f"{POLICY}:accepting", wanted) as port:
+    with gateway(folder, ACCEPTING, wanted) as port:
         asyncio.run(clients(port, for_s=CLIENTS_S))
         for name, numbers in (("refused", refused), ("accepted", kept)):
             for at in chance.sample(numbers, min(REPLAYED, len(numbers))):
@@ -381,18 +408,15 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines, notes=[run_summary(run) for run in runs])
 
 
-def main() -> None:
-    asked = side_options(__doc__, seed=1, for_s=FOR_S)
+def side(seed: int = 1, for_s: float = FOR_S) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="objectives-") as place:
         folder = Path(place)
-        os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
+        keep_state_in(folder)
         (folder / "models").mkdir()
         for number in range(MODELS):
             write_tiny_model(folder / "models" / str(number), seed=number, layers=LAYERS, ends=False, ascii_only=True)
-        found = measured(folder, seed=asked.seed, for_s=asked.for_s)
-    sys.stdout.write(json.dumps({"machine": machine(), **found}) + "\n")
+        return {"machine": machine(), **measured(folder, seed=seed, for_s=for_s)}
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        main()
+    print_side(side, __doc__)

@@ -20,7 +20,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from benchmarks.harness import MODEL, missing, run_side, side_options, take_turns
+from benchmarks.harness import MODEL, missing, run_side, take_turns
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "json_schemas", "answers that follow random JSON schemas, and their cost per token against free text"
@@ -107,29 +108,29 @@ def _value(chance: random.Random, *, depth: int) -> Schema:
 # ---- one side
 
 
-def main() -> None:
-    given = side_options(__doc__, schemas=SCHEMAS)
+def side(schemas: int = SCHEMAS) -> dict[str, Any]:
     model = _tiny_model()
     chance = random.Random(35)
-    schemas = [random_schema(chance) for _ in range(given.schemas)]
+    drawn = [random_schema(chance) for _ in range(schemas)]
     totals = {"valid": 0, "ended": 0, "cut": 0, "refused": 0}
     ratios: list[float] = []
     compile_ms: list[float] = []
     _run(model, [{"max_new_tokens": 30}] * 4)
-    for start in range(0, len(schemas), GROUP):
-        some = _compiled(model, schemas[start : start + GROUP], compile_ms)
+    for start in range(0, schemas, GROUP):
+        group = drawn[start : start + GROUP]
+        some = _compiled(model, group, compile_ms)
         held: list[dict[str, Any]] = [{"json_schema": json.dumps(each)} for each in some]
         _, texts = _run(model, held)
         free = [{"max_new_tokens": length, "engine_options": (("ignore_eos", True),)} for _, _, length in texts]
         sides = {name: partial(_run, model, asked) for name, asked in (("held", held), ("free", free))}
         took_s = {name: ran[0] for name, ran in take_turns(start // GROUP, sides).items()}
         ratios.append(took_s["held"] / took_s["free"])
-        totals["refused"] += len(schemas[start : start + GROUP]) - len(some)
+        totals["refused"] += len(group) - len(some)
         for schema, (text, finish, _) in zip(some, texts, strict=True):
             totals["cut"] += finish == "length"
             totals["ended"] += finish == "stop"
             totals["valid"] += finish == "stop" and _is_valid(text, schema)
-    print(json.dumps({**totals, "ratios": ratios, "compile_ms": statistics.median(compile_ms)}))
+    return {**totals, "ratios": ratios, "compile_ms": statistics.median(compile_ms)}
 
 
 def _is_valid(text: str, schema: Schema) -> bool:
@@ -193,4 +194,4 @@ def _tiny_model() -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import MODEL, missing, output_of, run_side, side_options
-from benchmarks.serving.gateway_rate import served
+from benchmarks.harness import MODEL, missing, output_of, run_side
+from benchmarks.serving.gateways import served
+from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "lm_eval", "scores of lm-eval through a gateway, and by its Hugging Face backend"
@@ -57,20 +58,19 @@ SHOTS = 3
 """Solved examples before each item of `copied_claims`."""
 
 
-def main() -> None:
-    asked = side_options(__doc__, python=PYTHON, items=CLAIMS)
+def side(python: str = PYTHON, items: int = CLAIMS) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="lm-eval-") as place:
         folder = Path(place)
-        os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
+        keep_state_in(folder)
         _write_model(folder / "model")
-        _write_tasks(folder / "tasks", asked.items)
+        _write_tasks(folder / "tasks", items)
         options = f"pretrained={folder}/model,dtype=float32"
-        found = {"hf": _scores(asked.python, folder, "hf", options, "--device", "cpu")}
+        found = {"hf": _scores(python, folder, "hf", options, "--device", "cpu")}
         with served(folder, MODELS) as port:
             options = f"model=smollm2,base_url=http://127.0.0.1:{port}/v1/completions,tokenizer={folder}/model"
             options += ",num_concurrent=4,tokenized_requests=False,timeout=600"
-            found["gateway"] = _scores(asked.python, folder, "local-completions", options)
-    print(json.dumps({task: {side: scores[task] for side, scores in found.items()} for task in SCORES}))
+            found["gateway"] = _scores(python, folder, "local-completions", options)
+    return {task: {side: scores[task] for side, scores in found.items()} for task in SCORES}
 
 
 def _write_model(folder: Path) -> None:
@@ -143,4 +143,4 @@ def _values(result: dict[str, Any], metric: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

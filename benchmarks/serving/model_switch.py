@@ -12,24 +12,25 @@ as a GPU does.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import stoker
 from benchmarks.baselines import sleepless
-from benchmarks.harness import MODEL, missing, ratios, run_side, side_options
+from benchmarks.harness import MODEL, in_turns, missing, ratios, run_side
+from benchmarks.starting import local_session, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import SNAPSHOTS
 from stoker.pilot.devices import cpu
-from stoker.site import Pilot, Policy, Site
+from stoker.site import Policy
 
 NAME, TITLE = "model_switch", "from the request for a model until its first token, while another is hot in its place"
 SIDE = "benchmarks.serving.model_switch"
@@ -39,22 +40,16 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, switches = (1, 1) if quick else (3, 3)
-    found: dict[str, list[float]] = {name: [] for name in ("nothing", "snapshot", "copied", "asleep", "hot")}
-    weights = 0
     with tempfile.TemporaryDirectory(prefix="model-switch-") as folder:
-        for repeat in range(repeats):
-            copied = run_side(SIDE, "copied", "--switches", str(switches), "--snapshots", folder)
-            asleep = run_side(SIDE, "asleep", "--switches", str(switches), "--snapshots", folder)
-            snapshot = run_side(SIDE, "snapshot", "--switches", str(switches), "--snapshots", folder)
-            nothing = run_side(SIDE, "nothing", "--switches", "1", "--snapshots", folder)
-            sides = {
-                "nothing": nothing["seconds"], "snapshot": snapshot["seconds"], "copied": copied["copied"],
-                "asleep": asleep["seconds"], "hot": snapshot["hot"],
-            }  # fmt: skip
-            for name, numbers in sides.items():
-                found[name].append(statistics.median(numbers))
-            weights = copied["weights_bytes"]
-            say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in found.items()))
+        sides = {
+            way: partial(run_side, SIDE, way, "--switches", str(switches), "--snapshots", folder)
+            for way in ("copied", "asleep", "snapshot")
+        }
+        sides["nothing"] = partial(run_side, SIDE, "nothing", "--switches", "1", "--snapshots", folder)
+        runs = in_turns(sides, repeats, say, lambda way, one: f"{way} {statistics.median(one['seconds']):.3f} s")
+    found = {way: [statistics.median(one["seconds"]) for one in several] for way, several in runs.items()}
+    found["hot"] = [statistics.median(one["hot"]) for one in runs["snapshot"]]
+    weights = runs["copied"][-1]["weights_bytes"]
 
     def line(what: str, name: str, bar: Bar | None = None, last: int = 0, *, to: str = "nothing") -> Line:
         ratio = ratios(found[to], found[name])
@@ -106,11 +101,8 @@ def switch_in_session(*, switches: int, snapshot: bool, sleeps: bool) -> dict[st
     seconds, hot = [], []
     with (
         tempfile.TemporaryDirectory(prefix="switch-") as folder,
-        stoker.load(
-            Site(pilot=Pilot(devices="cpu:1", scratch=folder), policy=policy), run_dir=folder, strategy="none",
-            initialize_logging=False,
-        ) as session,
-    ):  # fmt: skip
+        local_session(policy=policy, scratch=folder) as session,
+    ):
         for model in models[: 2 if sleeps else 1]:  # the pilot caches the file; the first model sleeps
             first_piece(stoker.stream(model, PROMPT), since=time.monotonic())
         for number in range(1, switches + 1):
@@ -176,20 +168,18 @@ def switch_copied(*, switches: int) -> dict[str, Any]:
     for pipe, process in zip(pipes, processes, strict=True):
         pipe.send(None)
         process.join()
-    return {"copied": found, "weights_bytes": weights}
+    return {"seconds": found, "weights_bytes": weights}
 
 
-def main() -> None:
-    asked = side_options(__doc__, way=("asleep", "snapshot", "nothing", "copied"), switches=4, snapshots="")
+def side(
+    way: Literal["asleep", "snapshot", "nothing", "copied"], switches: int = 4, snapshots: str = ""
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:
-        os.environ[SNAPSHOTS] = asked.snapshots or folder
-        if asked.way == "copied":
-            found = switch_copied(switches=asked.switches)
-        else:
-            way = asked.way
-            found = switch_in_session(switches=asked.switches, snapshot=way != "nothing", sleeps=way == "asleep")
-    print(json.dumps(found))
+        os.environ[SNAPSHOTS] = snapshots or folder
+        if way == "copied":
+            return switch_copied(switches=switches)
+        return switch_in_session(switches=switches, snapshot=way != "nothing", sleeps=way == "asleep")
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

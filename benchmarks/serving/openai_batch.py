@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,7 +22,8 @@ from typing import Any
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, missing, processes, run_side, side_options
+from benchmarks.harness import ROOT, missing, processes, run_side
+from benchmarks.starting import STOKER, print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
@@ -44,42 +44,33 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 PILOTS = 2
-SITE = f"""
-[provider]
-kind = "local"
-
-[pilot]
-devices = "cpu:1"
-init_blocks = {PILOTS}
-max_blocks = {PILOTS}
-"""
+SITE = f'[pilot]\ndevices = "cpu:1"\ninit_blocks = {PILOTS}\nmax_blocks = {PILOTS}\n'
 PILOT, MANAGER = "stoker.pilot.main", "stoker.manager.main"
 LIMIT_S = 3600.0
 MOST_OTHER = 0.002
 POLL_S = 0.2
 
 
-def main() -> None:
-    asked = side_options(__doc__, requests=2_000)
+def side(requests: int = 2_000) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="batch-") as place:
         folder = Path(place)
         write_tiny_model(folder / "tiny")
         (folder / "site.toml").write_text(SITE)
-        write_requests(folder / "requests.jsonl", asked.requests)
-        calm = run(folder, "calm", total=asked.requests, kills=False)
-        disturbed = run(folder, "disturbed", total=asked.requests, kills=True)
+        write_requests(folder / "requests.jsonl", requests)
+        calm = run(folder, "calm", total=requests, kills=False)
+        disturbed = run(folder, "disturbed", total=requests, kills=True)
         one, other = answers(folder / "calm"), answers(folder / "disturbed")
         # Batches are random, and rounding decides between equally likely tokens.
-        if sum(a != b for a, b in zip(one, other, strict=True)) > asked.requests * MOST_OTHER:
+        if sum(a != b for a, b in zip(one, other, strict=True)) > requests * MOST_OTHER:
             raise SystemExit("the two runs have other answers")
         each = Counter(line.partition(" ")[0] for line in other)
-        if len(each) != asked.requests or max(each.values()) > 1:
-            raise SystemExit(f"{len(each)} of {asked.requests} requests are answered, one {max(each.values())} times")
+        if len(each) != requests or max(each.values()) > 1:
+            raise SystemExit(f"{len(each)} of {requests} requests are answered, one {max(each.values())} times")
     per_device_s = calm["per_s"] / PILOTS
-    print(json.dumps({
-        "useful": asked.requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
+    return {
+        "useful": requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
         "seconds": disturbed["seconds"], "per_device_s": per_device_s, "killed": disturbed["killed"],
-    }))  # fmt: skip
+    }  # fmt: skip
 
 
 def write_requests(path: Path, count: int) -> None:
@@ -96,8 +87,7 @@ def answers(folder: Path) -> list[str]:
 
 
 def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]:
-    command = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "requests.jsonl", "--model", "tiny"]
-    command += ["--site", "site.toml", "--out", name]
+    command = [*STOKER, "batch", "requests.jsonl", "--model", "tiny", "--site", "site.toml", "--out", name]
     with (folder / f"{name}.log").open("w") as log:
         batch = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -161,4 +151,4 @@ def count_lines(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

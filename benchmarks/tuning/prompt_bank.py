@@ -6,6 +6,10 @@ in nats per target token, and as a share of the distance of the median score fro
 
 Kinds of lookup: two layers as in the paper; best bin first (`lookup.py`) within limits; as many random candidates.
 
+`prompt_groups` measures the similarity of prompts in the bank, and the lookup cost by number of clusters (Figure 10).
+10a: cosine similarity of the feature of a prompt with the nearest, the five nearest, and any other prompt. 10b: the
+two-layer lookup by number of clusters.
+
 Data are in `../shared/data`. A task takes half an hour on one core with four samples, or minutes on a GPU with sixteen
 samples. A stopped run resumes from `$STOKER_HOME/prompt-bank-benchmark`.
 """
@@ -19,7 +23,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +40,28 @@ from stoker.run_folder import RecordLog
 from stoker.tuning.bank import build
 from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
-from stoker.tuning.bank.layers import CLUSTERS, Layers
+from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_scale
+from stoker.tuning.bank.layers import build as build_layers
 from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, score_all_candidates, two_layers
 
 LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
 SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
+GROUPS = "prompt_groups"
+GROUPS_TITLE = "the Prompt Bank's two layers: how alike prompts are, and what the number of clusters costs"
+CLUSTER_COUNTS, NEAREST = (10, 25, 50, 100, 200, 400), 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     found = scored(say, quick=quick)
     return Table(name=NAME, title=TITLE, skipped=found) if isinstance(found, str) else table_of(found)
+
+
+def groups(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    found = scored(say, quick=quick)
+    if isinstance(found, str):
+        return Table(name=GROUPS, title=GROUPS_TITLE, skipped=found)
+    return groups_table(found, score_s=found["score_s"])
 
 
 def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any] | str:
@@ -90,6 +105,27 @@ def table_of(found: dict[str, Any]) -> Table:
         f" {found['score_s'] * 1000:.0f} ms",
     ]
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+
+
+def groups_table(found: dict[str, Any], *, score_s: float) -> Table:
+    lines = []
+    for k, of_tasks in found["groups"].items():
+        cells = {"scores": [one["scores"] for one in of_tasks], "regret, nats": [one["regret"] for one in of_tasks]}
+        if score_s:
+            cells = {"latency, s": [one["scores"] * score_s for one in of_tasks], **cells}
+        lines.append(Line(what=f"two layers, K = {k}, {len(of_tasks)} tasks", cells=cells, digits=1, last_digits=3))
+    notes = [SETTING] + [
+        f"Cosine similarity of {kind} features, the median over {found['candidates']:,} prompts (10th to 90th"
+        " percentile): " + ", ".join(f"{name} {at[1]:.2f} ({at[0]:.2f} to {at[2]:.2f})" for name, at in of_kind.items())
+        for kind, of_kind in found["similarity"].items()
+    ]
+    if score_s:
+        whole = score_s * found["candidates"]
+        notes.append(
+            "Latency was not timed: it is the number of scores times the mean time of a score, which was measured. A"
+            f" score takes {score_s * 1e3:.1f} ms there, and scoring all of them {whole:,.0f} s."
+        )
+    return Table(name=GROUPS, title=GROUPS_TITLE, lines=lines, notes=notes)
 
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
@@ -166,6 +202,37 @@ def judge_lookup(found: LookupResult | list[float], losses: list[float], *, scor
     }
 
 
+def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return {
+        "raw": _similarities_of(features / lengths),
+        "scaled": _similarities_of(compute_feature_scale(features).unit(features)),
+    }
+
+
+def _similarities_of(units: Array) -> dict[str, list[float]]:
+    cosines = units @ units.T
+    pairs = cosines[np.triu_indices(len(units), k=1)]
+    np.fill_diagonal(cosines, -np.inf)
+    nearest = -np.sort(-cosines, axis=1)[:, :NEAREST]
+    found = {"top-1": nearest[:, 0], "top-5": nearest.mean(axis=1), "any two": pairs}
+    return {name: [float(np.percentile(values, part)) for part in (10, 50, 90)] for name, values in found.items()}
+
+
+def groupings(
+    candidates: Sequence[Candidate], features: Array, scores: Mapping[str, Score]
+) -> dict[int, list[dict[str, float]]]:
+    found: dict[int, list[dict[str, float]]] = {}
+    for k in CLUSTER_COUNTS:
+        if k >= len(candidates):
+            continue
+        layers = build_layers(candidates, features, k=k, capacity=len(candidates))
+        for score in scores.values():
+            looked, best = two_layers(layers, score), score_all_candidates(layers, score).loss
+            found.setdefault(k, []).append({"scores": looked.scores, "regret": looked.loss - best})
+    return found
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
@@ -213,8 +280,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     sizes = [len(members) for members in layers.clusters]
     readings = Readings(folder, model=Path(default_model()).name, reading=build.reading_of())
     features = readings.features(some)
-    from benchmarks.tuning.prompt_groups import groupings, similarities
-
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
         "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,

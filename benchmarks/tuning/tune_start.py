@@ -7,7 +7,6 @@ uses one device and SmolLM2-135M.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, machine, missing, ratios, run_side, side_options
+from benchmarks.harness import MODEL, machine, missing, ratios, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
 from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
@@ -70,13 +70,12 @@ def start_s() -> float:
     return float(tuned.first_step_at - began)
 
 
-def main() -> None:
-    side_options(__doc__)
+def side() -> dict[str, Any]:
     with stoker.load(progress=False):
         cold = start_s()
         warm = statistics.median(start_s() for _ in range(WARM))
-    print(json.dumps({"cold_s": cold, "warm_s": warm, "machine": machine()}))
+    return {"cold_s": cold, "warm_s": warm, "machine": machine()}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -11,13 +11,13 @@ The side runs two jobs on one device, then two jobs on two devices; each second 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, machine, missing, run_side, side_options
+from benchmarks.harness import MODEL, machine, missing, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
 from stoker.manager.policies import default_policies
@@ -117,8 +117,7 @@ def job(name: str) -> Job:
     )  # fmt: skip
 
 
-def main() -> None:
-    side_options(__doc__)
+def side() -> dict[str, Any]:
     samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(60)]
     found: dict[str, Any] = {"machine": machine(), "iterations": ITERATIONS}
     with tempfile.TemporaryDirectory(prefix="tuning-times-") as bank, stoker.load(progress=False):
@@ -130,8 +129,8 @@ def main() -> None:
                 "spent_s": tuned.spent_s, "devices": tuned.devices, "communication": tuned.communication_share,
                 "points": len(tuned.points),
             }  # fmt: skip
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -18,7 +18,7 @@ def test_wake_time_is_judged_against_both_ways_to_load(
 ) -> None:
     sides = {
         "asleep": {"seconds": [asleep_s, asleep_s, 99.0], "hot": [0.05]},
-        "copied": {"copied": [1.0, 1.0, 99.0], "weights_bytes": 5 * 10**8},
+        "copied": {"seconds": [1.0, 1.0, 99.0], "weights_bytes": 5 * 10**8},
         "snapshot": {"seconds": [4.0], "hot": [0.05]},
         "nothing": {"seconds": [16.0], "hot": [0.05]},
     }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks.tuning.prompt_groups import CLUSTER_COUNTS, groupings, similarities, table_of
+from benchmarks.tuning.prompt_bank import CLUSTER_COUNTS, groupings, groups_table, similarities
 from stoker.tuning.bank.candidates import Candidate
 
 
@@ -39,7 +39,7 @@ def test_each_cluster_count_is_judged_against_all_scores() -> None:
     for k, (of_task,) in found.items():
         assert k <= of_task["scores"] <= 60
         assert of_task["regret"] >= 0.0
-    table = table_of({"groups": found, "similarity": similarities(features), "candidates": 60}, score_s=0.5)
+    table = groups_table({"groups": found, "similarity": similarities(features), "candidates": 60}, score_s=0.5)
     first = table.lines[0]
     assert first.cells["latency, s"] == [found[10][0]["scores"] * 0.5]
     assert "scoring all of them 30 s" in table.notes[-1]

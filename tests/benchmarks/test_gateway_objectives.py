@@ -10,17 +10,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
 from benchmarks.serving.gateway_objectives import (
+    ACCEPTING,
     MODELS,
-    POLICY,
+    Delayed,
     Outcome,
+    Request,
     Wanted,
     figures,
     offers_in,
     requests_around,
     requests_at,
+    simulated_met,
     table_of,
 )
-from benchmarks.serving.gateway_objectives_world import Delayed, Length, simulated_met
 from benchmarks.tables import Verdict
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.live import session_policies
@@ -68,15 +70,12 @@ def test_replay_has_the_accepted_requests_around_a_refused_one() -> None:
 def test_simulated_requests_meet_feasible_objectives() -> None:
     steps = tuple(StepCell(2.0**power, 64.0, 0.010) for power in range(8))
     delayed = Delayed(StepTimes(steps, steps), load_s=1.0, message_s=0.001)
-    requests = [Length(1.0 * number, number % MODELS, 32, 40) for number in range(12)]
+    requests = [Request(1.0 * number, number % MODELS, "x" * 32, 40) for number in range(12)]
     shares = [
-        simulated_met(
-            requests, delayed, Objective(ttft_s=0.1, tpot_s=tpot_s), named(policy).make(), models=MODELS,
-            memory_bytes=1_000_000_000,
-        )
+        simulated_met(requests, delayed, Objective(ttft_s=0.1, tpot_s=tpot_s), named(policy).make())
         for policy in ("slinfer", "default")
         for tpot_s in (0.015, 0.005)
-    ]  # fmt: skip
+    ]
     assert shares == [100.0, 0.0, 100.0, 0.0]
 
 
@@ -85,12 +84,11 @@ def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
     """Decode steps of two models together exceed the time per token, but all answers end before they are late."""
     decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
     prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
-    asked = requests_at(16.0, seed=seed, for_s=10.0)
-    requests = [Length(each.at_s, each.model, len(each.prompt), each.output) for each in asked]
+    requests = requests_at(16.0, seed=seed, for_s=10.0)
     for policy in ("slinfer", "default"):
         met = simulated_met(
             requests, Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.002),
-            Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(), models=MODELS, memory_bytes=1_000_000_000,
+            Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(),
         )  # fmt: skip
         assert met == 100.0, policy
 
@@ -105,7 +103,7 @@ def test_refused_offers_of_all_models_are_summed_by_case() -> None:
 
 
 def test_policy_of_the_replays_can_be_created() -> None:
-    assert session_policies.find(f"{POLICY}:accepting").make().dispatch
+    assert session_policies.find(ACCEPTING).make().dispatch
 
 
 def run_of(ours: float, theirs: float, *, late: int) -> dict[str, Any]:

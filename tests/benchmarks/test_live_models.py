@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.serving import live_models, live_models_world
-from benchmarks.serving.live_models_world import MODELS, Machine, choose_rate, objective_of, requests_at, simulate
+from benchmarks.serving import live_models
+from benchmarks.serving.live_models import MODELS, Machine, choose_rate, objective_of, requests_at, simulate
 from benchmarks.tables import Verdict
 from stoker.contexts.step_times import StepCell, StepTimes
 
@@ -40,9 +40,9 @@ def test_few_requests_are_in_time_and_overload_makes_requests_late():
 
 def test_chosen_rate_separates_good_from_bad_results(monkeypatch):
     for name, value in (("HALVINGS", 2), ("LEAST_RATE", 40.0), ("MOST_RATE", 360.0)):
-        monkeypatch.setattr(live_models_world, name, value)
+        monkeypatch.setattr(live_models, name, value)
     rate, predicted = choose_rate(MACHINE, OBJECTIVE, seed=1, for_s=1.5, weighed=True)
-    assert live_models_world.WITHIN[0] <= predicted <= live_models_world.WITHIN[1]
+    assert live_models.WITHIN[0] <= predicted <= live_models.WITHIN[1]
     found = met(requests_at(rate, seed=1, for_s=1.5))
     assert sum(found) / len(found) == predicted
 
