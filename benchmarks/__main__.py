@@ -24,7 +24,7 @@ SUBJECTS = {
         "noop taskvine fact_batches awareness zygote concurrent_requests transfers core_events memory_per_call streams"
         " turns"
     ),
-    "serving": "embeddings model_switch openai_batch step_times live_models gateway_objectives slinfer_decisions\
+    "serving": "embeddings model_switch openai_batch step_times gateway_objectives slinfer_decisions\
  json_schemas adapters gateway_cost gateway_rate dashboard lm_eval",
     "tuning": "prompt_bank prompt_groups prompt_quality tune_start tuning_times",
     "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",

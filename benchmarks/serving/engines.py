@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
 
-Each round runs every side once. `--vllm`: an interpreter with vLLM. `--before`: a checkout of the last commit without
-engines.
+Each round runs every side once, in a new process: `python -m benchmarks.serving.engines_side`. `--vllm`: an
+interpreter with vLLM.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ SIDE = "benchmarks.serving.engines_side"
 TITLES = {
     "continuous": "Stoker's continuous engine",
     "static": "Stoker's static engine, at its best number of rows",
-    "before": "Stoker before it had engines, static batches at their best number of rows",
     "transformers": "Transformers' own continuous batching",
     "vllm-script": "vLLM in a script: LLM.generate, compiled or eager",
     "vllm": "Stoker's vLLM engine",
 }
 RATIOS = (
-    ("continuous", "before"), ("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"),
-    ("continuous", "transformers"),
+    ("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"), ("continuous", "transformers"),
 )  # fmt: skip
 _CONVERT = (
     "import torch; from stoker.contexts.causal_lm import default_model;"
@@ -43,11 +41,10 @@ _CONVERT = (
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--vllm", default="", help="interpreter of an environment with vLLM")
-    ask.add_argument("--before", type=Path, help="checkout of commit b84f3cd (the last without engines) with its .venv")
     ask.add_argument("--rounds", type=int, default=3)
     ask.add_argument("--requests", type=int, default=96)
     ask.add_argument(
-        "--rows", type=int, nargs="+", default=[16, 32, 64], help="rows of the static batch; the best result counts"
+        "--rows", type=int, nargs="+", default=[16, 32, 64], help="rows of the static batch; the best counts"
     )
     ask.add_argument("--model", default="", help="folder of safetensors [the shipped SmolLM2-135M]")
     ask.add_argument("--skip", nargs="*", default=[], choices=TITLES, help="sides to leave out")
@@ -56,12 +53,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
         found, reasons, loads = _measure(asked, asked.model or _convert_model(folder))
     for name, rates in found.items():
-        _print_progress(f"{TITLES[name]:52} {spread(rates)} tokens/s")
+        print(f"{TITLES[name]:52} {spread(rates)} tokens/s")
     for above, below in RATIOS:
         if len(found.get(above, ())) == len(found.get(below, ())) > 0:
-            _print_progress(f"{above} against {below:40} {spread(ratios(found[above], found[below]), digits=2)}")
+            print(f"{above} against {below:40} {spread(ratios(found[above], found[below]), digits=2)}")
     for name, reason in reasons.items():
-        _print_progress(f"{TITLES[name]}: not measured: {reason}")
+        print(f"{TITLES[name]}: not measured: {reason}")
     if asked.json:
         record = {
             "machine": machine(), "at": f"{datetime.datetime.now():%Y-%m-%d %H:%M}", "rounds": asked.rounds,
@@ -76,8 +73,6 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
     loads: list[float] = []
     if not asked.vllm:
         reasons |= dict.fromkeys(("vllm-script", "vllm"), "give --vllm")
-    if not asked.before:
-        reasons["before"] = "give --before"
     for number in range(asked.rounds):
         loads.append(round(os.getloadavg()[0], 2))
         for name in (side for side in TITLES if side not in reasons):
@@ -88,23 +83,19 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
                 found.pop(name, None)
                 continue
             found.setdefault(name, []).append(max(rates))
-            _print_progress(f"round {number + 1}: {name} {', '.join(f'{rate:.0f}' for rate in rates)} tokens/s")
+            print(f"round {number + 1}: {name} {', '.join(f'{rate:.0f}' for rate in rates)} tokens/s", flush=True)
     return found, reasons, loads
 
 
 def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[float]:
-    python, sources = asked.vllm if name.startswith("vllm") else sys.executable, [ROOT, ROOT / "src"]
-    if name == "before":
-        python, sources = str(asked.before.absolute() / ".venv" / "bin" / "python"), [ROOT]
+    python = asked.vllm if name.startswith("vllm") else sys.executable
     environment = {
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
     }  # fmt: skip
-    ways: list[list[str]] = [[]]
-    if name in ("static", "before"):
-        ways = [["--rows", str(count)] for count in asked.rows]
-    elif name == "vllm-script":
-        ways = [[], ["--eager"]]
+    ways: list[list[str]] = [["--rows", str(count)] for count in asked.rows] if name == "static" else [[]]
+    if name == "vllm-script":
+        ways.append(["--eager"])
     for way in ways:
         arguments = [name, "--model", model, "--requests", str(asked.requests), *way]
         side = run_side(SIDE, *arguments, timeout_s=1800, environment=environment, python=python)
@@ -115,10 +106,6 @@ def _convert_model(folder: str) -> str:
     environment = {**os.environ, "STOKER_SNAPSHOTS": folder, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _CONVERT]
     return output_of(command, timeout_s=300, folder=folder, environment=environment).splitlines()[-1]
-
-
-def _print_progress(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

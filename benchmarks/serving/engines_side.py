@@ -101,21 +101,6 @@ def _static(asked: argparse.Namespace) -> Write:
     return write
 
 
-def _static_before(asked: argparse.Namespace) -> Write:
-    from stoker.contexts.engine import CausalLM  # type: ignore[import-not-found]  # of the checkout in `--before`
-
-    model = CausalLM(*_parts(asked.model))
-
-    def write(requests: Requests) -> int:
-        for begin in range(0, len(requests), asked.rows):
-            group = requests[begin : begin + asked.rows]
-            longest = max(most for _, most in group)
-            model.generate([prompt for prompt, _ in group], max_new_tokens=longest, batch_size=asked.rows)
-        return sum(most for _, most in requests)  # Count the requested tokens: a group's further tokens are not used.
-
-    return write
-
-
 def _transformers(asked: argparse.Namespace) -> Write:
     model, tokenizer = _parts(asked.model)
     model.generation_config.eos_token_id = None
@@ -174,8 +159,8 @@ def _stoker_vllm(asked: argparse.Namespace) -> Write:
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Write]] = {
-    "continuous": _continuous, "static": _static, "before": _static_before, "transformers": _transformers,
-    "vllm-script": _script, "vllm": _stoker_vllm,
+    "continuous": _continuous, "static": _static, "transformers": _transformers, "vllm-script": _script,
+    "vllm": _stoker_vllm,
 }  # fmt: skip
 
 if __name__ == "__main__":

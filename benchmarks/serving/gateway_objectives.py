@@ -40,7 +40,7 @@ from tiny_model import write_tiny_model
 from benchmarks.harness import machine, missing, run_side
 from benchmarks.serving import slinfer_policies
 from benchmarks.serving.gateways import request_bytes, served
-from benchmarks.serving.simulated_models import DEVICES, Machine, simulate
+from benchmarks.serving.simulated_models import DEVICES, Delayed, simulated_share
 from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import state_folder
@@ -49,7 +49,6 @@ from stoker.contexts.step_times import StepTable, StepTimes
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.named import named
 from stoker.manager.sim.client import Arrival
-from stoker.pilot.devices import cpu
 from stoker.protocol.calls import Objective
 
 NAME, TITLE = "gateway_objectives", "three models on two devices behind the gateway: objectives met"
@@ -228,14 +227,6 @@ def offers_in(metrics: str) -> Counter[str]:
 # ---- the simulator
 
 
-class Delayed(msgspec.Struct, frozen=True):
-    """Measured seconds: the models' steps, a load, and a message."""
-
-    times: StepTimes
-    load_s: float
-    message_s: float
-
-
 def measured_delays(file: Path, *, ttft_s: float, prompt: int) -> Delayed:
     """Read a session's measurements. `ttft_s`: time to the first token of a single request with `prompt` tokens.
 
@@ -261,11 +252,7 @@ def simulated_met(requests: Sequence[Request], delayed: Delayed, objective: Obje
         )
         for each in requests
     ]  # fmt: skip
-    device_bytes = cpu.find(DEVICES)[0].facts.memory_bytes
-    world = Machine(
-        delayed.times, device_bytes, MEMORY_BYTES, load_s=delayed.load_s, message_s=delayed.message_s, min_libraries=1
-    )
-    return 100 * simulate(asked, world, policies, models=MODELS).share
+    return 100 * simulated_share(asked, delayed, policies, models=MODELS, memory_bytes=MEMORY_BYTES)
 
 
 # ---- one seed

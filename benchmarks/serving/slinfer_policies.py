@@ -1,4 +1,4 @@
-"""Variants of the policy `slinfer` for `live_models` and `gateway_objectives`."""
+"""Variants of the policy `slinfer` for `gateway_objectives` and `make gpu`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.manager.policies.slinfer.validation import ComputeOutlook
 
 
 def patient() -> Policies:
-    """Return `slinfer` that keeps its instances."""
+    """Return `slinfer` that keeps its instances, for `make gpu`."""
     return slinfer(keep_alive_s=3600.0)
 
 
