@@ -20,38 +20,32 @@ from benchmarks.harness import Clock, Facts
 from benchmarks.tables import Table, passes, show
 
 SUBJECTS = {
-    "engine": (
-        "noop taskvine fact_batches awareness zygote concurrent_requests transfers core_events memory_per_call streams"
-        " turns"
-    ),
-    "serving": "embeddings model_switch openai_batch step_times gateway_objectives slinfer_decisions\
- json_schemas adapters gateway_cost gateway_rate dashboard lm_eval",
+    "engine": "noop taskvine fact_batches awareness zygote concurrent_requests transfers core_events memory_per_call\
+ streams turns",
+    "serving": "embeddings model_switch openai_batch step_times gateway_objectives slinfer_decisions json_schemas\
+ adapters gateway_cost gateway_rate dashboard lm_eval",
     "tuning": "prompt_bank prompt_groups prompt_quality tune_start tuning_times",
     "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",
     "scale": "fidelity simulator scheduling_rounds",
 }
-
 ELSEWHERE = {
-    "core_events": ("benchmarks.engine.core_events", "events", "EVENTS_TITLE"),
-    "memory_per_call": ("benchmarks.engine.core_events", "memory", "MEMORY_TITLE"),
-    "lm_eval": ("benchmarks.serving.lm_eval_scores", "measure", "TITLE"),
-    "slinfer_decisions": ("benchmarks.papers.slinfer.decisions", "measure", "TITLE"),
-    "prompt_groups": ("benchmarks.tuning.prompt_bank", "groups", "GROUPS_TITLE"),
-    "many_pilots": ("benchmarks.reliability.recovery", "many_pilots", "MANY_TITLE"),
-    "restart": ("benchmarks.reliability.recovery", "restart", "RESTART_TITLE"),
-    "lost_pilot": ("benchmarks.reliability.recovery", "lost_pilot", "LOST_TITLE"),
-    "journal": ("benchmarks.reliability.journal", "coming_back", "BACK_TITLE"),
-    "journal_sync": ("benchmarks.reliability.journal", "group_sync", "SYNC_TITLE"),
+    "core_events": ("engine.core_events", "events", "EVENTS_TITLE"),
+    "memory_per_call": ("engine.core_events", "memory", "MEMORY_TITLE"),
+    "lm_eval": ("serving.lm_eval_scores", "measure", "TITLE"),
+    "slinfer_decisions": ("papers.slinfer.decisions", "measure", "TITLE"),
+    "prompt_groups": ("tuning.prompt_bank", "groups", "GROUPS_TITLE"),
+    "many_pilots": ("reliability.recovery", "many_pilots", "MANY_TITLE"),
+    "restart": ("reliability.recovery", "restart", "RESTART_TITLE"),
+    "lost_pilot": ("reliability.recovery", "lost_pilot", "LOST_TITLE"),
+    "journal": ("reliability.journal", "coming_back", "BACK_TITLE"),
+    "journal_sync": ("reliability.journal", "group_sync", "SYNC_TITLE"),
 }
 """Module, function and title of benchmarks in shared modules."""
-
 BENCHMARKS = {
-    name: ELSEWHERE.get(name, (f"benchmarks.{subject}.{name}", "measure", "TITLE"))
+    name: ELSEWHERE.get(name, (f"{subject}.{name}", "measure", "TITLE"))
     for subject, names in SUBJECTS.items()
     for name in names.split()
 }
-
-
 PAGE = "page.html"
 
 
@@ -86,19 +80,15 @@ def main(arguments: list[str] | None = None) -> int:
         begun = time.perf_counter()
         try:
             module, function, _ = BENCHMARKS[name]
-            table: Table = getattr(import_module(module), function)(_print_progress, quick=asked.quick)
+            table: Table = getattr(import_module(f"benchmarks.{module}"), function)(_print_progress, quick=asked.quick)
         except Exception:
             traceback.print_exc()
             failed.append(name)
             continue
         table = msgspec.structs.replace(table, seconds=round(time.perf_counter() - begun, 1))
         tables.append(table)
-        print(
-            "\n".join(
-                ["", *show(table, quick=asked.quick), f"{table.seconds:.0f} s, load after {os.getloadavg()[0]:.1f}"]
-            ),
-            flush=True,
-        )
+        shown = "\n".join(show(table, quick=asked.quick))
+        print(f"\n{shown}\n{table.seconds:.0f} s, load after {os.getloadavg()[0]:.1f}", flush=True)
     facts = clock.facts()
     asked.out.mkdir(parents=True, exist_ok=True)
     record = Measured(facts, asked.quick, tuple(failed), tuple(tables))
@@ -134,7 +124,7 @@ def _benchmark_list() -> str:
         lines.append(f"{subject}:")
         for name in names.split():
             module, _, title = BENCHMARKS[name]
-            lines.append(f"  {name:20} {getattr(import_module(module), title)}")
+            lines.append(f"  {name:20} {getattr(import_module(f'benchmarks.{module}'), title)}")
     return "\n".join(lines)
 
 

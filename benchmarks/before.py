@@ -49,6 +49,7 @@ def _events_per_s(queued: str) -> Callable[[dict[str, Any]], float]:
 
 _NOOP = ("benchmarks.engine.noop", "--executor", "stoker", "--how")
 _EVENTS = ("benchmarks.engine.core_events", "--json", "--repeats", "3", "--queued")
+_STEADY = ("benchmarks.scale.simulator", "steady")
 _RATE = ("benchmarks.reliability.recovery", "rate", "--pilots")
 CASES = {
     "noop": Case((*_NOOP, "app", "--calls", "10000"), _calls_per_s, "calls/s"),
@@ -56,9 +57,7 @@ CASES = {
     "sequential": Case((*_NOOP, "sequential"), lambda found: found["p50_ms"], "ms", more_is_better=False),
     "core_events": Case((*_EVENTS, "1000"), _events_per_s("1000"), "events/s"),
     "core_events_100000": Case((*_EVENTS, "100000"), _events_per_s("100000"), "events/s"),
-    "simulator": Case(
-        ("benchmarks.scale.simulator", "steady"), lambda found: found["events"] / found["spent_s"], "events/s"
-    ),
+    "simulator": Case(_STEADY, lambda found: found["events"] / found["spent_s"], "events/s"),
     "restart": Case(("benchmarks.reliability.recovery", "restart"), lambda found: found["at_work_s"], "s", False),
     "lost_pilot": Case(("benchmarks.reliability.lost_pilot", "killed"), lambda found: found["seconds"], "s", False),
     "many_pilots": Case((*_RATE, "2000"), _calls_per_s, "calls/s"),

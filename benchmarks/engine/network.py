@@ -6,7 +6,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-from types import TracebackType
 
 _CLONE_NEWNET = 0x40000000
 
@@ -37,21 +36,18 @@ class Network:
     def __enter__(self) -> Network:
         try:
             _run("ip", "netns", "add", self._switch)
-            self._run_in_namespace(self._switch, "ip", "link", "add", "br0", "type", "bridge")
-            self._run_in_namespace(self._switch, "ip", "link", "set", "br0", "up")
+            _in(self._switch, "ip", "link", "add", "br0", "type", "bridge")
+            _in(self._switch, "ip", "link", "set", "br0", "up")
             for number in range(self._count):
                 self._connect_namespace(number)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number in range(self._count):
-            subprocess.run(["ip", "netns", "del", self.name(number)], capture_output=True, check=False)
-        subprocess.run(["ip", "netns", "del", self._switch], capture_output=True, check=False)
+    def __exit__(self, *_: object) -> None:
+        for name in (*map(self.name, range(self._count)), self._switch):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
     def name(self, number: int) -> str:
         return f"{self._mark}-{number}"
@@ -69,41 +65,35 @@ class Network:
                 raise OSError(ctypes.get_errno(), f"cannot enter {self.name(number)}")
 
     def sent_bytes(self, number: int) -> int:
-        said = subprocess.run(
-            self.command(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes"),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return int(said.stdout)
+        return int(_run(*self.command(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes")))
 
     def isolate(self, *numbers: int) -> None:
         for number in numbers:
-            self._run_in_namespace(
-                self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on"
-            )
+            _in(self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on")
 
     def _connect_namespace(self, number: int) -> None:
         name, port = self.name(number), f"v{number}"
         _run("ip", "netns", "add", name)
-        self._run_in_namespace(name, "ip", "link", "set", "lo", "up")
-        self._run_in_namespace(
+        _in(name, "ip", "link", "set", "lo", "up")
+        _in(
             self._switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name
         )  # fmt: skip
-        self._run_in_namespace(self._switch, "ip", "link", "set", port, "master", "br0", "up")
-        self._run_in_namespace(name, "ip", "address", "add", f"{self.address(number)}/16", "dev", "eth0")
-        self._run_in_namespace(name, "ip", "link", "set", "eth0", "up")
+        _in(self._switch, "ip", "link", "set", port, "master", "br0", "up")
+        _in(name, "ip", "address", "add", f"{self.address(number)}/16", "dev", "eth0")
+        _in(name, "ip", "link", "set", "eth0", "up")
         for namespace, device in ((name, "eth0"), (self._switch, port)):
-            self._run_in_namespace(
+            _in(
                 namespace, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self._rate, "burst", "256kb",
                 "latency", "60ms",
             )  # fmt: skip
 
-    def _run_in_namespace(self, namespace: str, *words: str) -> None:
-        _run("ip", "netns", "exec", namespace, *words)
+
+def _in(namespace: str, *words: str) -> None:
+    _run("ip", "netns", "exec", namespace, *words)
 
 
-def _run(*words: str) -> None:
+def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout

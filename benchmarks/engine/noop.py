@@ -73,6 +73,7 @@ def main() -> None:
     ask.add_argument("--executor", choices=["stoker", "htex"], required=True)
     ask.add_argument("--how", choices=["app", "sequential", "map"], required=True)
     ask.add_argument("--calls", type=int, default=10_000)
+    ask.add_argument("--site", default="", help="site file for Stoker")
     ask.add_argument("--log", action="store_true", help="use Parsl's default logging")
     ask.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
     collectors = "garbage collector: the executor's, Stoker's, Python's"
@@ -88,7 +89,7 @@ def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     if options.executor == "stoker":
         from stoker import StokerExecutor
 
-        executor: Any = StokerExecutor(label="noop")
+        executor: Any = StokerExecutor(label="noop", **({"site": options.site} if options.site else {}))
     else:
         provider = LocalProvider(init_blocks=1, max_blocks=1)
         executor = HighThroughputExecutor(

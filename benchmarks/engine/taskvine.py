@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import end_all, in_turns, path, run_side
+from benchmarks.harness import end_all, in_turns, path, run_side, until
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -82,24 +82,25 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     def results(count: int, *, within_s: float = 900.0) -> list[int]:
         got: list[int] = []
-        until = time.monotonic() + within_s
-        while len(got) < count:
-            task = manager.wait(1)
-            if task is not None:
+
+        def are_done() -> bool:
+            if (task := manager.wait(1)) is not None:
                 got.append(task.output)
                 used.add(task.addrport)
-            elif time.monotonic() > until:
-                raise RuntimeError(f"{len(got)} of {count} calls ended within {within_s} s")
+            return len(got) == count
+
+        until(are_done, within_s, f"the ends of {count} calls", every_s=0.0)
         return got
 
     with workers(manager.port, count=options.workers, cores=options.slots, folder=folder):
-        until = time.monotonic() + WARM_S
-        while len(used) < options.workers:  # Wait for an answer of a library on each worker.
+
+        def has_used_all() -> bool:
             for x in range(200):
                 call(x)
             check_results(results(200, within_s=WARM_S), 200)
-            if time.monotonic() > until:
-                raise RuntimeError(f"within {WARM_S:.0f} s {len(used)} of {options.workers} workers answered")
+            return len(used) == options.workers
+
+        until(has_used_all, WARM_S, "an answer of a library on each worker")
         found: dict[str, float] = {}
         if options.sequential:
             times = []
@@ -139,9 +140,8 @@ def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None
                 worker_command(), "--cores", str(cores), "--memory", "2000", "--disk", "2000", "--timeout", "60",
                 "--workdir", str(folder / f"worker-{number}"), "localhost", str(port),
             ]  # fmt: skip
-            started.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            )
+            quiet = subprocess.DEVNULL
+            started.append(subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet))
         yield
     finally:
         end_all(started, limit_s=10)

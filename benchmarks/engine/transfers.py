@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.engine.network import Network, why_not
 from benchmarks.harness import end_all, in_turns, ratios, run_side, until
+from benchmarks.reliability.recovery import Ended
 from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
@@ -36,8 +37,8 @@ from stoker.manager.executor.processes import make_folder
 from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import show_status
-from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress
-from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.calls import CallOptions
+from stoker.protocol.ids import FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
@@ -60,25 +61,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     }
     alone, together = in_turns(sides, repeats, say, told).values()
     seconds = [found["seconds"] for found in together], [found["seconds"] for found in alone]
+    cells = {f"{pilots} pilots": seconds[0], "one pilot": seconds[1], "ratio": ratios(*seconds)}
+    read, sent = ([found[name] / size for found in together] for name in ("origin_bytes", "link_bytes"))
     lines = [
-        Line(
-            what=f"seconds to {pilots} pilots and to one",
-            cells={f"{pilots} pilots": seconds[0], "one pilot": seconds[1], "ratio": ratios(*seconds)},
-            bar=Bar(at_most=2.0, repeats=3),
-            digits=1,
-            last_digits=2,
-        ),
-        Line(
-            what="copies that pilots read from where it lies",
-            cells={"copies": [found["origin_bytes"] / size for found in together]},
-            bar=Bar(at_most=1.1, repeats=3),
-            last_digits=2,
-        ),
-        Line(
-            what="copies that left the link of that host, all else included",
-            cells={"copies": [found["link_bytes"] / size for found in together]},
-            last_digits=2,
-        ),
+        Line(what=f"seconds to {pilots} pilots and to one", cells=cells, bar=Bar(at_most=2.0), digits=1),
+        Line(what="copies that pilots read from where it lies", cells={"copies": read}, bar=Bar(at_most=1.1)),
+        Line(what="copies that left the link of that host, all else included", cells={"copies": sent}),
     ]
     note = f"{size / 1e6:.0f} MB; each link carries {rate} either way; pilots see no file of the session."
     return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
@@ -88,20 +76,6 @@ HEAD = 0
 _HERE = re.compile(
     r"^(\S+ \S+) INFO file-\S+ arrived: (\d+) bytes from its origin, (\d+) from peers, ([0-9.]+) s$", re.M
 )
-
-
-class Ends:
-    def settle(self, end: CallEnd) -> bool:  # noqa: ARG002 # the result does not matter
-        return False
-
-    def fail(self, call: CallId, error: Exception) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def report(self, said: CallProgress | CallForecast) -> None:
-        pass
 
 
 def _length(path: str) -> int:
@@ -150,7 +124,7 @@ def _measure(
         submission = _submission(place, size)
         arguments = payloads.dumps(((2.0,), {}))
         for _ in range(6 * pilots):
-            link.submit(submission, arguments, Ends())
+            link.submit(submission, arguments, Ended())
         arrivals = until(lambda: _arrivals(homes), limit_s, "the object on all hosts", every_s=0.05)
         sent = network.sent_bytes(HEAD) - before
         with Observer(folder) as observer:
@@ -184,8 +158,7 @@ def _start_pilot(
     for name in ("session.json", SEED_FILE, f"keys/blocks/{block}.json", "keys/transfer.json"):
         shutil.copy(folder.path / name, home / name)
     (home / "copied").touch()
-    options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1"]
-    options += ["--block", block]
+    options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1", "--block", block]
     hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # hides files of the client
     on_host = network.command(number, "sh", "-c", hidden, "sh")
     started.append(_start(place, f"pilot-{number}", "stoker.pilot.main", *options, before=on_host))

@@ -185,22 +185,11 @@ def measure_restart(folder: SessionFolder, *, pilots: int, open_calls: int) -> d
 
 
 def rate(*, sync: str, calls: int) -> dict[str, Any]:
-    import stoker
-
-    site = Path("site.toml")
+    """Return the calls/s of `noop` through `stoker.map`, with or without group sync of the journal."""
+    site = Path("site.toml").absolute()
     site.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\nsync = {sync}\n')
-
-    def nothing(x: int) -> int:
-        return x
-
-    mapped = stoker.app()(nothing)
-    with stoker.load(str(site), run_dir="runs"):
-        assert len(list(stoker.map(mapped, range(2000), batch_size=1))) == 2000
-        begun = time.perf_counter()
-        results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
-        took_s = time.perf_counter() - begun
-    assert results == list(range(calls))
-    return {"calls_per_s": calls / took_s}
+    how = ("--executor", "stoker", "--how", "map", "--calls", str(calls), "--site", str(site))
+    return run_side("benchmarks.engine.noop", *how)
 
 
 def side(

@@ -122,6 +122,13 @@ class Counter:
                 raise SystemExit(f"{len(self.ended)} of {count} calls ended within {LIMIT_S:g} s")
 
 
+class Ended(Counter):
+    """Counts ended calls; other calls may fail at the session's end."""
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        pass
+
+
 class World:
     def __init__(self, folder: Path, *, pilots: int, devices: int, hold_after: int = -1) -> None:
         self.folder = SessionFolder(folder)

@@ -23,22 +23,13 @@ from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.core.events import Event, FromPilot, SetTimer, TimerFired
 from stoker.manager.core.reactor import Core
-from stoker.manager.core.seams import Policies
+from stoker.manager.core.seams import Changes
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.protocol import to_manager as told
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Objective
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    CallsEnded,
-    DefineFunction,
-    DefineRecipe,
-    DeviceFacts,
-    LibraryReady,
-    PilotHello,
-    Submit,
-)
-from stoker.protocol.to_manager import FromPilot as PilotMessage
 from stoker.protocol.to_pilot import RunCalls
 
 NAME, TITLE = "scheduling_rounds", "rounds of the scheduler for jobs with deadlines (prompt-tuner)"
@@ -49,20 +40,17 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     times = 1 if quick else REPEATS
     runs = [_run("steady", say, quick=quick) for _ in range(times)]
     cells = {"longest, ms": [one["longest_ms"] for one in runs], "ms": [one["mean_ms"] for one in runs]}
-    lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=_bar(2, times))]
+    lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=Bar(at_most=2, repeats=times))]
     for case, what in (("warm", "all of them busy"), ("mixed", "a tenth of them cold")):
         runs = [_run(case, say, quick=quick) for _ in range(times)]
         title = f"1,000 GPUs, 10,000 jobs wait, {what}"
-        lines += [
-            Line(what=f"{title}: from scratch", cells={"ms": [one["scratch_ms"] for one in runs]}, bar=_bar(50, times)),
-            Line(what="  one job has come", cells={"ms": [one["comes_ms"] for one in runs]}, bar=_bar(2, times)),
-            Line(what="  one job has ended", cells={"ms": [one["ends_ms"] for one in runs]}, bar=_bar(2, times)),
-        ]
+        for name, of, most_ms in (
+            (f"{title}: from scratch", "scratch_ms", 50), ("  one job has come", "comes_ms", 2),
+            ("  one job has ended", "ends_ms", 2),
+        ):  # fmt: skip
+            bar = Bar(at_most=most_ms, repeats=times)
+            lines.append(Line(what=name, cells={"ms": [one[of] for one in runs]}, bar=bar))
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-def _bar(most_ms: float, times: int) -> Bar:
-    return Bar(at_most=most_ms, repeats=times)
 
 
 def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
@@ -79,7 +67,7 @@ ROUNDS = ("round/dispatch", "round/residency")
 
 class Cluster(DrivenCore):
     def __init__(self, *, gpus: int, seed: int) -> None:
-        super().__init__(Core(SESSION, policies(), strict=True))
+        super().__init__(Core(SESSION, prompt_tuner(provisioning=TakeWhatComes()), strict=True))
         self.chance = random.Random(seed)
         self.calls = 0
         self.work: dict[int, float] = {}
@@ -87,16 +75,16 @@ class Cluster(DrivenCore):
         self._count = itertools.count()
         self.take(self.core.start())
         self.join()
-        self.client(DefineFunction(FunctionKey("tune"), "tune", b"code"))
+        self.client(told.DefineFunction(FunctionKey("tune"), "tune", b"code"))
         for model in MODELS:
             needs = Needs(device_memory_bytes=60 * GB)
-            self.client(DefineRecipe(Recipe(model, model, b"loader", needs=needs)))
+            self.client(told.DefineRecipe(Recipe(model, model, b"loader", needs=needs)))
             context = self.core.state.contexts[model]
             context.load_s = LOAD_S
             context.paces.tell({size: 1.0 / size for size in range(1, MOST + 1)})
-        facts = tuple(DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
+        facts = tuple(told.DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
         for n in range(gpus // 8):
-            hello = PilotHello(wire.VERSION, SESSION, f"node{n}", 1, facts)
+            hello = told.PilotHello(wire.VERSION, SESSION, f"node{n}", 1, facts)
             self.pilot(PilotId(f"node{n}"), hello, numbered=False)
 
     def job(self, *, model: str = "", items: int = 0, due_in: float = 0.0) -> None:
@@ -107,7 +95,7 @@ class Cluster(DrivenCore):
         options = CallOptions(objective=Objective(deadline_at=due_at), gang=(1, MOST))
         self.work[self.calls] = work
         key = RecipeKey(model or self.chance.choice(MODELS))
-        self.client(Submit(FunctionKey("tune"), key, [spec], options))
+        self.client(told.Submit(FunctionKey("tune"), key, [spec], options))
 
     def run(self, until: float) -> list[float]:
         took: list[float] = []
@@ -130,23 +118,19 @@ class Cluster(DrivenCore):
         self._later(timer.at, TimerFired(timer.key))
 
     def start_library(self, pilot: PilotId, library: LibraryId) -> None:
-        self._say(pilot, LOAD_S, LibraryReady(library, 0.0, LOAD_S))
+        self._say(pilot, LOAD_S, told.LibraryReady(library, 0.0, LOAD_S))
 
     def run_calls(self, pilot: PilotId, order: RunCalls) -> None:
         for spec in order.calls:
             size = order.gang.size if order.gang is not None else 1
             takes_s = self.work[spec.call] / size + (2.0 if size > 1 else 0.0)
-            self._say(pilot, takes_s, CallsEnded(order.library, [CallEnd(spec.call, True, b"", takes_s)]))
+            self._say(pilot, takes_s, told.CallsEnded(order.library, [CallEnd(spec.call, True, b"", takes_s)]))
 
-    def _say(self, pilot: PilotId, after_s: float, message: PilotMessage) -> None:
+    def _say(self, pilot: PilotId, after_s: float, message: told.FromPilot) -> None:
         self._later(self.now + after_s, FromPilot(pilot, 0, [message]))
 
     def _later(self, at: float, event: Event) -> None:
         heapq.heappush(self.agenda, (at, next(self._count), event))
-
-
-def policies() -> Policies:
-    return prompt_tuner(provisioning=TakeWhatComes())
 
 
 def steady(part: int) -> dict[str, float]:
@@ -176,21 +160,19 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
         comes += cluster.run(cluster.now + 0.05)
         library = warm[n]
         call = next(iter(library.held))
-        cluster.pilot(library.pilot.id, CallsEnded(LibraryId(library.id), [CallEnd(CallId(call), True, b"", 3600.0)]))
+        cluster.pilot(
+            library.pilot.id, told.CallsEnded(LibraryId(library.id), [CallEnd(CallId(call), True, b"", 3600.0)])
+        )
         ends += cluster.run(cluster.now + 0.05)
     return {
-        "scratch_ms": 1e3 * statistics.median(scratch),
-        "comes_ms": 1e3 * statistics.fmean(comes),
-        "ends_ms": 1e3 * statistics.fmean(ends),
+        "scratch_ms": 1e3 * statistics.median(scratch), "comes_ms": 1e3 * statistics.fmean(comes),
+        "ends_ms": 1e3 * statistics.fmean(ends), "warm": len(warm),
         "waiting": sum(context.queue.count for context in cluster.core.state.contexts.values()),
-        "warm": len(warm),
-    }
+    }  # fmt: skip
 
 
 def _scratch(cluster: Cluster) -> float:
-    from stoker.manager.core.seams import Changes
-
-    fresh = policies()
+    fresh = prompt_tuner(provisioning=TakeWhatComes())
     before = time.thread_time()
     fresh.dispatch.round(cluster.core.state, Changes())
     fresh.residency.round(cluster.core.state, Changes())

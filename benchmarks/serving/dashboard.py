@@ -24,10 +24,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.harness import in_turns, run_side
-from benchmarks.reliability.recovery import Counter, World
+from benchmarks.reliability.recovery import Ended, World
 from benchmarks.starting import STOKER, cpu_s, keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
-from stoker.protocol.ids import CallId
 
 NAME, TITLE = "dashboard", "the page of a session with 200 pilots and 100,000 calls"
 SIDE = "benchmarks.serving.dashboard"
@@ -61,13 +60,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         ),
     ]  # fmt: skip
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-class Ended(Counter):
-    """Counts ended calls; queued calls may fail at the session's end."""
-
-    def fail(self, call: CallId, error: Exception) -> None:
-        pass
 
 
 def side(pilots: int = PILOTS, calls: int = CALLS, seconds: float = SECONDS) -> dict[str, float]:

@@ -34,9 +34,8 @@ Schema = dict[str, Any]
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := missing(*MODEL, "llguidance", "jsonschema"):
         return Table(name=NAME, title=TITLE, skipped=reason)
-    found = run_side(
-        "benchmarks.serving.json_schemas", "--schemas", str(QUICK_SCHEMAS if quick else SCHEMAS), timeout_s=7200
-    )
+    count = str(QUICK_SCHEMAS if quick else SCHEMAS)
+    found = run_side("benchmarks.serving.json_schemas", "--schemas", count, timeout_s=7200)
     say(", ".join(f"{name} {number}" for name, number in found.items() if name != "ratios"))
     ratio = statistics.median(found["ratios"])
     judged = found["ended"]
@@ -69,9 +68,8 @@ def random_schema(chance: random.Random) -> Schema:
 
 
 def _object(chance: random.Random, *, depth: int) -> Schema:
-    names = chance.sample(
-        ["id", "name", "kind", "size", "tags", "owner", "address", "x y", "ünï", 'a"b'], chance.randint(1, 5)
-    )
+    every = ["id", "name", "kind", "size", "tags", "owner", "address", "x y", "ünï", 'a"b']
+    names = chance.sample(every, chance.randint(1, 5))
     return {
         "type": "object", "additionalProperties": False, "required": [name for name in names if chance.random() < 0.7],
         "properties": {name: _value(chance, depth=depth + 1) for name in names},
@@ -79,12 +77,10 @@ def _object(chance: random.Random, *, depth: int) -> Schema:
 
 
 def _value(chance: random.Random, *, depth: int) -> Schema:
+    patterns = ["^[A-Z]{2}[0-9]{3}$", "^(ab|c)+d?$", "^\\\\d{4}-\\\\d{2}$"]
     makers: list[Callable[[], Schema]] = [
         lambda: {"type": "string", "maxLength": chance.randint(0, 12)},
-        lambda: {
-            "type": "string",
-            "pattern": chance.choice(["^[A-Z]{2}[0-9]{3}$", "^(ab|c)+d?$", "^\\\\d{4}-\\\\d{2}$"]),
-        },
+        lambda: {"type": "string", "pattern": chance.choice(patterns)},
         lambda: {"type": "integer", "minimum": chance.randint(-500, 0), "maximum": chance.randint(1, 5000)},
         lambda: {"type": "number", "minimum": -1.5, "exclusiveMaximum": chance.choice([2, 99.5])},
         lambda: {"enum": chance.sample(["red", "green", 3, None, True, "déjà", "x\\ny"], 3)},
@@ -92,14 +88,10 @@ def _value(chance: random.Random, *, depth: int) -> Schema:
         lambda: {"const": chance.choice(["fixed", 7, {"a": [1]}])},
     ]
     if depth < 3:
+        item = {"type": "array", "minItems": 1}
         makers += [
             lambda: _object(chance, depth=depth),
-            lambda: {
-                "type": "array",
-                "items": _value(chance, depth=depth + 1),
-                "minItems": 1,
-                "maxItems": chance.randint(1, 3),
-            },
+            lambda: {**item, "items": _value(chance, depth=depth + 1), "maxItems": chance.randint(1, 3)},
             lambda: {"anyOf": [_value(chance, depth=depth + 1), {"type": "null"}]},
         ]
     return chance.choice(makers)()

@@ -18,8 +18,9 @@ import stoker
 from benchmarks.harness import MODEL, machine, missing, ratios, run_side
 from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
+from benchmarks.tuning.tuning_times import numbers
 from stoker.apps.prompt_tuning import tune
-from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
+from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
 
 NAME, TITLE = "tune_start", "a prompt-tuning job: from its submission to its first optimizer step"
 
@@ -38,16 +39,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         )
         found.append({**first, "snapshot_s": second["cold_s"], "again_s": second["warm_s"]})
     cold, kept, warm = ([one[name] for one in found] for name in ("cold_s", "snapshot_s", "warm_s"))
+    sooner = {"times": ratios(cold, warm)}
     lines = [
         Line(what="cold: no pilot yet, the model from its file", cells={"seconds": cold}, digits=1),
         Line(what="cold: no pilot yet, the model from a snapshot", cells={"seconds": kept}, digits=1),
         Line(what="warm: the model is there", cells={"seconds": warm}, digits=2),
-        Line(
-            what="warm, times sooner than cold",
-            cells={"times": ratios(cold, warm)},
-            bar=Bar(at_least=10),
-            last_digits=1,
-        ),
+        Line(what="warm, times sooner than cold", cells=sooner, bar=Bar(at_least=10), last_digits=1),
         Line(what="warm, times sooner than from a snapshot", cells={"times": ratios(kept, warm)}, last_digits=1),
     ]
     return Table(name=NAME, title=TITLE, lines=lines, notes=[found[0]["machine"]])
@@ -58,15 +55,12 @@ LIMIT_S = 600.0
 
 
 def start_s() -> float:
-    samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(40)]
     job = Job(
-        data=Data("numbers", evaluation_samples=4, held_out=0.1),
-        prompt=Prompt("Is the number even or odd?"),
-        until=Until(metric=Metric.LOSS, iterations=1),
-        training=Training(batch=4),
-    )
+        data=Data("numbers", evaluation_samples=4, held_out=0.1), prompt=Prompt("Is the number even or odd?"),
+        until=Until(metric=Metric.LOSS, iterations=1), training=Training(batch=4),
+    )  # fmt: skip
     began = time.time()
-    tuned = tune(job, samples=samples, gang=1, bank=None).result(LIMIT_S)
+    tuned = tune(job, samples=numbers(40), gang=1, bank=None).result(LIMIT_S)
     return float(tuned.first_step_at - began)
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, machine, missing, run_side
+from benchmarks.harness import MODEL, in_turns, machine, missing, run_side
 from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
@@ -43,12 +44,12 @@ def why_not() -> str:
 
 
 def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
-    found = []
-    for repeat in range(repeats):
-        found.append(run_side("benchmarks.tuning.tuning_times", timeout_s=3600))
-        one, two = (found[-1][name]["spent_s"] for name in ("one", "two"))
-        say(f"{repeat + 1}: lookup {one['bank']:.1f} s alone, {two['bank']:.1f} s on two")
-    return found
+    def told(_: str, run: dict[str, Any]) -> str:
+        one, two = (run[name]["spent_s"]["bank"] for name in ("one", "two"))
+        return f"lookup {one:.1f} s alone, {two:.1f} s on two"
+
+    side = partial(run_side, "benchmarks.tuning.tuning_times", timeout_s=3600)
+    return in_turns({"jobs": side}, repeats, say, told)["jobs"]
 
 
 def table_of(found: list[dict[str, Any]]) -> Table:
@@ -110,6 +111,10 @@ ITERATIONS = 12
 LIMIT_S = 1800.0
 
 
+def numbers(count: int) -> list[Sample]:
+    return [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(count)]
+
+
 def job(name: str) -> Job:
     return Job(
         name=name, data=Data("numbers", evaluation_samples=8, held_out=0.1), prompt=Prompt(""),
@@ -118,11 +123,10 @@ def job(name: str) -> Job:
 
 
 def side() -> dict[str, Any]:
-    samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(60)]
     found: dict[str, Any] = {"machine": machine(), "iterations": ITERATIONS}
     with tempfile.TemporaryDirectory(prefix="tuning-times-") as bank, stoker.load(progress=False):
         for what, gang in (("first", 1), ("one", 1), ("two", 2)):
-            tuned = tune(job(what), samples=samples, gang=gang, bank=bank).result(LIMIT_S)
+            tuned = tune(job(what), samples=numbers(60), gang=gang, bank=bank).result(LIMIT_S)
             if not tuned.initial_from.startswith("the bank"):
                 raise RuntimeError(f"no lookup was made: {tuned.initial_from}")
             found[what] = {
