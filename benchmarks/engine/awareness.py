@@ -1,12 +1,7 @@
 """Compare the three levels of context awareness of the paper: fact verification with SmolLM2-135M, 16 claims per call.
 
-Numbers are wall-clock times of whole `stoker run fact_verification` processes.
-
-1. Full awareness against one load per slot plus the inferences alone. *Inferences alone* are the same calls on
-loaded slots, by `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]`. A second line uses the model
-time of the run, divided by the slots.
-
-2. No awareness against full awareness, with the shipped GGUF file (`--no-snapshot`) and with a snapshot.
+Numbers are wall-clock times of whole `stoker run fact_verification` processes. FINDINGS.md explains the comparisons.
+The side makes the same calls on loaded slots (*inferences alone*).
 """
 
 from __future__ import annotations

@@ -35,13 +35,12 @@ _LAB = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     calls, repeats = (600, 1) if quick else (10_000, 3)
+    if why := commands.missing_for_slurm():
+        return Table(name=NAME, title=TITLE, skipped=why)
     runs: list[dict[str, Any]] = []
     for number in range(1, repeats + 1):
-        found = run_side(SIDE, "--calls", str(calls), "--seed", str(number), environment=_LAB)
-        if why := found.get("skipped"):
-            return Table(name=NAME, title=TITLE, skipped=why)
-        runs.append(found)
-        say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in found.items())}")
+        runs.append(run_side(SIDE, "--calls", str(calls), "--seed", str(number), environment=_LAB))
+        say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in runs[-1].items())}")
     headings = {"s": "seconds", "preempted": "preempted", "pilot-seconds": "pilot_s", "goodput": "goodput"}
     cells = {heading: [run[name] for run in runs] for heading, name in headings.items()}
     what = f"{calls:,} calls of {runs[0]['call_s']:g} s on 8 nodes, a pilot preempted every 5 s"
@@ -63,6 +62,8 @@ def nap(sleep: Callable[[float], None], number: int) -> int:
 
 
 class Every(threading.Thread):
+    """Calls `do` every few seconds, until the end of a `with` block."""
+
     def __init__(self, seconds: float, do: Callable[[], None]) -> None:
         super().__init__(daemon=True)
         self._seconds, self._do, self._over = seconds, do, threading.Event()
@@ -71,7 +72,10 @@ class Every(threading.Thread):
         while not self._over.wait(self._seconds):
             self._do()
 
-    def stop(self) -> None:
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self.join()
 
@@ -94,8 +98,6 @@ class Meter:
 
 
 def side(calls: int = 10_000, seed: int = 1) -> dict[str, Any]:
-    if why := commands.missing_for_slurm():
-        return {"skipped": why}
     with Cluster(Shape(gpus=("a10:1",) * NODES)) as cluster, tempfile.TemporaryDirectory() as place:
         os.environ |= cluster.environ
         keep_state_in(place)
@@ -108,14 +110,10 @@ def run(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, fl
     with stoker.load(site, run_dir=f"{place}/runinfo") as session:
         status_when(session, lambda status: len(status.pilots) == NODES, what=f"{NODES} pilots", limit_s=120)
         meter, chance = Meter(session), random.Random(seed)
-        both = Every(0.1, meter.look), Every(EVERY_S, lambda: preempt_one(cluster, chance))
         begun = time.monotonic()
-        for thread in both:
-            thread.start()
-        results = sorted(stoker.map(nap, range(calls), ordered=False))
-        seconds = time.monotonic() - begun
-        for thread in both:
-            thread.stop()
+        with Every(0.1, meter.look), Every(EVERY_S, lambda: preempt_one(cluster, chance)):
+            results = sorted(stoker.map(nap, range(calls), ordered=False))
+            seconds = time.monotonic() - begun
         status = session.status()
         preempted = sum(int(line[-1]) for line in cluster.queue("--partition=backfill"))
     if preempted < seconds / EVERY_S / 2 - 1:

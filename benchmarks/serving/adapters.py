@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.harness import MODEL, missing, ratios, run_side
 from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 NAME, TITLE = "adapters", "tokens/s of 8 LoRA adapters in one batch, and of their base"
-ADAPTERS, RANK, NEW_TOKENS = 8, 8, 64
+ADAPTERS, RANK = 8, 8
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -33,7 +33,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     for requests in (8, 32):
         options = ["--requests", str(requests), "--rounds", "1" if quick else "5"]
         found = run_side("benchmarks.serving.adapters", *options, timeout_s=3600)
-        shares = [mixed / base for mixed, base in zip(found["mixed"], found["base"], strict=True)]
+        shares = ratios(found["mixed"], found["base"])
         say(f"{requests} requests: {', '.join(f'{share:.2f}' for share in shares)} of the base's tokens/s")
         cells = {"base": found["base"], "8 adapters": found["mixed"], "share": shares}
         lines.append(Line(what=f"{requests} requests at once", cells=cells, bar=Bar(at_least=0.8)))
@@ -59,10 +59,8 @@ def _tokens_per_s(model: CausalLM, requests: int, *, mixed: bool) -> float:
     def write(number: int) -> int:
         adapter = str(number % ADAPTERS) if mixed else ""
         prompt = f"Request {number}: the history of adapters in {1900 + number} began"
-        done = model.complete(
-            prompt, max_new_tokens=NEW_TOKENS, adapter=adapter, engine_options={"ignore_eos": True}
-        )  # fmt: skip
-        return done.completion_tokens
+        options = {"ignore_eos": True}
+        return model.complete(prompt, max_new_tokens=64, adapter=adapter, engine_options=options).completion_tokens
 
     model.forget_prefixes()
     began = time.perf_counter()

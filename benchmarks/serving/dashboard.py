@@ -31,14 +31,12 @@ from benchmarks.tables import Bar, Line, Table
 NAME, TITLE = "dashboard", "the page of a session with 200 pilots and 100,000 calls"
 SIDE = "benchmarks.serving.dashboard"
 PILOTS, CALLS, SECONDS = 200, 100_000, 60.0
-REPEATS = 3
-UPDATE_MS, SHARE = 200.0, 2.0
 SETTLES_S = 3.0
 """Seconds for the manager's work after the last call, before its processor time is read."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    pilots, calls, seconds, repeats = (20, 2_000, 12.0, 1) if quick else (PILOTS, CALLS, SECONDS, REPEATS)
+    pilots, calls, seconds, repeats = (20, 2_000, 12.0, 1) if quick else (PILOTS, CALLS, SECONDS, 3)
     options = ["--pilots", str(pilots), "--calls", str(calls), "--seconds", str(seconds)]
 
     def told(_: str, run: dict[str, float]) -> str:
@@ -51,12 +49,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     lines = [
         Line(
             what="processor time of an update, ms", cells={"page": page, "manager": manager, "sum": both},
-            bar=Bar(at_most=UPDATE_MS), digits=1, last_digits=1,
+            bar=Bar(at_most=200.0), digits=1, last_digits=1,
         ),
         Line(
             what=f"with one client, {seconds:.0f} s",
             cells={"updates": updates, "kB of an update": kilobytes, "% of a core": [run["share"] for run in found]},
-            bar=Bar(at_most=SHARE), last_digits=2,
+            bar=Bar(at_most=2.0), last_digits=2,
         ),
     ]  # fmt: skip
     return Table(name=NAME, title=TITLE, lines=lines)

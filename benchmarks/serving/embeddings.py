@@ -92,10 +92,8 @@ def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
 
     recipe = encoder(str(folder))
     app = embed_texts.with_options(context=recipe)
-    requests = [
-        EmbedRequest(number=number, texts=batch, tensor_batch=BATCH)
-        for number, batch in enumerate(split_into_batches(all_texts, 256))
-    ]
+    batches = enumerate(split_into_batches(all_texts, 256))
+    requests = [EmbedRequest(number=number, texts=batch, tensor_batch=BATCH) for number, batch in batches]
     with stoker.load(progress=False) as session:
         session.warm(recipe, len(os.sched_getaffinity(0))).result()
         list(stoker.map(app, requests[:4], ordered=False))
@@ -115,26 +113,24 @@ class Script:
         torch.set_num_threads(threads)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder).eval()
-        self.embed(self._tokenizer(["w1 w2"])["input_ids"])
-
-    def embed(self, rows: list[list[int]], *, longest: int = 0) -> Any:
-        import torch
-
-        inputs = self._tokenizer.pad(
-            {"input_ids": rows}, padding="max_length" if longest else True, max_length=longest or None,
-            return_tensors="pt",
-        )  # fmt: skip
-        with torch.inference_mode():
-            states = self._model(**inputs).last_hidden_state
-        mask = inputs["attention_mask"][:, :, None].float()
-        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-        return torch.nn.functional.normalize(pooled, dim=1).numpy()
+        self.embed_all(["w1 w2"])
 
     def embed_all(self, all_texts: Sequence[str], *, longest: int = 0) -> int:
         rows = self._tokenizer(list(all_texts))["input_ids"]
         if not longest:
             rows.sort(key=len)
-        return sum(len(self.embed(rows[at : at + BATCH], longest=longest)) for at in range(0, len(rows), BATCH))
+        return sum(len(self._embed(rows[at : at + BATCH], longest)) for at in range(0, len(rows), BATCH))
+
+    def _embed(self, rows: list[list[int]], longest: int) -> Any:
+        import torch
+
+        padding = {"padding": "max_length", "max_length": longest} if longest else {"padding": True}
+        inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt", **padding)
+        with torch.inference_mode():
+            states = self._model(**inputs).last_hidden_state
+        mask = inputs["attention_mask"][:, :, None].float()
+        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        return torch.nn.functional.normalize(pooled, dim=1).numpy()
 
 
 def _work(folder: Path, own_texts: Sequence[str], barrier: Any, out: Any) -> None:
@@ -148,10 +144,8 @@ def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> fl
         return script_rate(folder, all_texts)
     start = multiprocessing.get_context("spawn")
     barrier, out = start.Barrier(processes + 1), start.Queue()
-    workers = [
-        start.Process(target=_work, args=(folder, all_texts[part::processes], barrier, out))
-        for part in range(processes)
-    ]
+    shares = [all_texts[part::processes] for part in range(processes)]
+    workers = [start.Process(target=_work, args=(folder, share, barrier, out)) for share in shares]
     for worker in workers:
         worker.start()
     barrier.wait()

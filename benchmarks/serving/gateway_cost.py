@@ -48,37 +48,25 @@ class Load(msgspec.Struct, frozen=True):
     rounds: int
     bar_us: float
 
-    def options(self, *, quick: bool) -> list[str]:
+    def side(self, side: str, *, quick: bool) -> Callable[[], dict[str, Any]]:
         tokens, rounds = (max(self.tokens // 4, 10), 1) if quick else (self.tokens, self.rounds)
-        return [
-            "--streams", str(self.streams), "--every", str(self.every_s), "--tokens", str(tokens), "--rounds",
-            str(rounds),
-        ]  # fmt: skip
+        pace = ("--every", str(self.every_s), "--tokens", str(tokens), "--rounds", str(rounds))
+        return partial(run_side, SIDE, side, "--streams", str(self.streams), *pace)
 
 
 LOADS = (
-    Load(1, 0.0014, 2_000, 2, 553.0),
-    Load(8, 0.0017, 1_600, 2, 280.0),
-    Load(50, 0.004, 700, 2, 123.0),
+    Load(1, 0.0014, 2_000, 2, 553.0), Load(8, 0.0017, 1_600, 2, 280.0), Load(50, 0.004, 700, 2, 123.0),
     Load(200, 0.05, 100, 3, 83.0),
-)
+)  # fmt: skip
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats = 1 if quick else REPEATS
     *fast, slow = LOADS
-    found: dict[Any, list[dict[str, Any]]] = in_turns(
-        {load: partial(run_side, SIDE, "gateway", *load.options(quick=quick)) for load in fast[: 1 if quick else None]},
-        repeats,
-        say,
-        lambda load, run: f"{load.streams} streams {_sum_us(run):.0f} us",
-    )
-    pairs = in_turns(
-        {side: partial(run_side, SIDE, side, *slow.options(quick=quick)) for side in ("gateway", "direct")},
-        repeats,
-        say,
-        lambda side, run: f"{side}, p50 {at(run['ttft_ms'], 50):.1f} ms",
-    )
+    loads = {load: load.side("gateway", quick=quick) for load in fast[: 1 if quick else None]}
+    found = in_turns(loads, repeats, say, lambda load, run: f"{load.streams} streams {_sum_us(run):.0f} us")
+    sides = {side: slow.side(side, quick=quick) for side in ("gateway", "direct")}
+    pairs = in_turns(sides, repeats, say, lambda side, run: f"{side}, p50 {at(run['ttft_ms'], 50):.1f} ms")
     lines = [_cost(load, runs) for load, runs in {**found, slow: pairs["gateway"]}.items()]
     lines += [_added(percent, bar, slow.streams, pairs) for percent, bar in ADDED_MS.items()]
     notes = ["Processor time is in us per token. The sum leaves out the client."]

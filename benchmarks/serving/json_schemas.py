@@ -25,27 +25,24 @@ from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "json_schemas", "answers that follow random JSON schemas, and their cost per token against free text"
-SCHEMAS, QUICK_SCHEMAS = 1_000, 50
-GROUP, LONGEST = 50, 1_000
-VALID, COST = 100.0, 1.1
+SCHEMAS, GROUP, LONGEST = 1_000, 50, 1_000
 Schema = dict[str, Any]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := missing(*MODEL, "llguidance", "jsonschema"):
         return Table(name=NAME, title=TITLE, skipped=reason)
-    count = str(QUICK_SCHEMAS if quick else SCHEMAS)
+    count = str(GROUP if quick else SCHEMAS)
     found = run_side("benchmarks.serving.json_schemas", "--schemas", count, timeout_s=7200)
     say(", ".join(f"{name} {number}" for name, number in found.items() if name != "ratios"))
-    ratio = statistics.median(found["ratios"])
-    judged = found["ended"]
+    ratio, judged = statistics.median(found["ratios"]), found["ended"]
     lines = [
         Line(
             what=f"valid of {judged} answers ({found['cut']} more were cut, {found['refused']} refused)",
-            cells={"%": [100 * found["valid"] / judged]}, bar=Bar(at_least=VALID, repeats=1), digits=1,
+            cells={"%": [100 * found["valid"] / judged]}, bar=Bar(at_least=100, repeats=1), digits=1,
         ),
         Line(
-            what="time per token, times free text's", cells={"ratio": [ratio]}, bar=Bar(at_most=COST, repeats=1),
+            what="time per token, times free text's", cells={"ratio": [ratio]}, bar=Bar(at_most=1.1, repeats=1),
             digits=2,
         ),
         Line(what="compilation of a schema, median", cells={"ms": [found["compile_ms"]]}, digits=1),

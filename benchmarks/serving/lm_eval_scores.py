@@ -25,7 +25,6 @@ from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "lm_eval", "scores of lm-eval through a gateway, and by its Hugging Face backend"
 CLAIMS, COPIES = 102, 30
-DIFFERENCE = 0.01
 SCORES = {"claim_labels": "acc", "copied_claims": "exact_match"}
 """The metric of each task."""
 PYTHON = os.environ.get("LM_EVAL_PYTHON", sys.executable)
@@ -44,7 +43,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         difference = abs(by_side["gateway"] - by_side["hf"])
         cells = {side: [score] for side, score in by_side.items()}
         what = f"{task}, {SCORES[task]}, {min(items, COPIES) if task == 'copied_claims' else items} items"
-        bar = Bar(at_most=DIFFERENCE, repeats=1)
+        bar = Bar(at_most=0.01, repeats=1)
         lines.append(Line(what=what, cells={**cells, "difference": [difference]}, bar=bar, digits=4, last_digits=4))
     return Table(name=NAME, title=TITLE, lines=lines)
 
@@ -98,19 +97,15 @@ def _write_tasks(folder: Path, items: int) -> None:
         folder, "claim_labels", labels, output_type="multiple_choice", doc_to_choice=list(LABELS.values()),
         doc_to_text="Is the claim true, false or unknown?\nClaim: {{claim}}\nAnswer:", doc_to_target="label",
     )  # fmt: skip
-    asked = [_copied_claim(row["claim"]) for row in rows[-COPIES - SHOTS :]]
-    shots = "".join(f"{text} {claim}\n\n" for text, claim in asked[:SHOTS])
-    claims = [{"text": shots + text, "claim": claim} for text, claim in asked[SHOTS:]][:items]
+    sentences = [(f"Sentence: {row['claim']}\nThe same sentence:", row["claim"]) for row in rows[-COPIES - SHOTS :]]
+    shots = "".join(f"{text} {claim}\n\n" for text, claim in sentences[:SHOTS])
+    claims = [{"text": shots + text, "claim": claim} for text, claim in sentences[SHOTS:]][:items]
     _write_task(
         folder, "copied_claims", claims, output_type="generate_until", doc_to_text="{{text}}",
         doc_to_target="{{claim}}",
         generation_kwargs={"until": ["\n"], "max_gen_toks": 48, "do_sample": False, "temperature": 0.0},
         filter_list=[{"name": "none", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
     )  # fmt: skip
-
-
-def _copied_claim(claim: str) -> tuple[str, str]:
-    return f"Sentence: {claim}\nThe same sentence:", claim
 
 
 def _write_task(folder: Path, name: str, rows: list[dict[str, Any]], **settings: Any) -> None:
@@ -135,11 +130,10 @@ def _scores(python: str, folder: Path, model: str, options: str, *more: str) -> 
     output_of(command, timeout_s=3600, folder=folder, environment={**environment, **offline})
     [file] = out.rglob("results_*.json")
     results = json.loads(file.read_text())["results"]
-    return {task: float(next(_values(results[task], metric))) for task, metric in SCORES.items()}
-
-
-def _values(result: dict[str, Any], metric: str) -> Any:
-    return (value for name, value in result.items() if name.split(",")[0] == metric)
+    return {
+        task: float(next(value for name, value in results[task].items() if name.split(",")[0] == metric))
+        for task, metric in SCORES.items()
+    }
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     ]
     note = (
         f"On a CPU a model that sleeps keeps its weights ({weights / 1e6:.0f} MB) in place; 'copied' has those of both"
-        " models copied once in memory, as for a GPU."
     )
+    note += " models copied once in memory, as for a GPU."
     return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
 
 
@@ -123,16 +123,10 @@ def serve(pipe: Connection) -> None:
     weights = [each.data for each in model.model.parameters()]
     pipe.send(sum(each.nbytes for each in weights))
     for order in iter(pipe.recv, None):
-        if order == "sleep":
-            model.sleep()
-        else:
-            model.wake()
+        (model.sleep if order == "sleep" else model.wake)()
         for each in weights:  # copies each weight once, as a GPU does when its memory is emptied or filled
             each.clone()
-        if order == "sleep":
-            pipe.send(True)
-            continue
-        for number, _ in enumerate(write(model, PROMPT)):
+        for number, _ in enumerate(write(model, PROMPT) if order == "wake" else ()):
             if number == 0:
                 pipe.send(True)
         pipe.send(True)
@@ -140,7 +134,7 @@ def serve(pipe: Connection) -> None:
 
 def switch_copied(*, switches: int) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
+    pipes, processes, found = [], [], list[float]()
     for _ in range(2):
         mine, theirs = spawn.Pipe()
         process = spawn.Process(target=serve, args=(theirs,))
@@ -149,10 +143,8 @@ def switch_copied(*, switches: int) -> dict[str, Any]:
         pipes.append(mine)
         processes.append(process)
         weights = mine.recv()
-    found: list[float] = []
-    for pipe in pipes:
-        pipe.send("wake")
-        pipe.recv(), pipe.recv()
+        mine.send("wake")
+        mine.recv(), mine.recv()
     hot, cold = pipes
     cold.send("sleep")
     cold.recv()

@@ -47,8 +47,6 @@ PILOTS = 2
 SITE = f'[pilot]\ndevices = "cpu:1"\ninit_blocks = {PILOTS}\nmax_blocks = {PILOTS}\n'
 PILOT, MANAGER = "stoker.pilot.main", "stoker.manager.main"
 LIMIT_S = 3600.0
-MOST_OTHER = 0.002
-POLL_S = 0.2
 
 
 def side(requests: int = 2_000) -> dict[str, float]:
@@ -56,12 +54,16 @@ def side(requests: int = 2_000) -> dict[str, float]:
         folder = Path(place)
         write_tiny_model(folder / "tiny")
         (folder / "site.toml").write_text(SITE)
-        write_requests(folder / "requests.jsonl", requests)
+        with (folder / "requests.jsonl").open("w") as file:
+            for number in range(requests):
+                body = {"model": "m", "prompt": f"Number {number} is", "max_tokens": 16 + number % 33, "seed": number}
+                line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
+                file.write(json.dumps(line) + "\n")
         calm = run(folder, "calm", total=requests, kills=False)
         disturbed = run(folder, "disturbed", total=requests, kills=True)
         one, other = answers(folder / "calm"), answers(folder / "disturbed")
         # Batches are random, and rounding decides between equally likely tokens.
-        if sum(a != b for a, b in zip(one, other, strict=True)) > requests * MOST_OTHER:
+        if sum(a != b for a, b in zip(one, other, strict=True)) > 0.002 * requests:
             raise SystemExit("the two runs have other answers")
         each = Counter(line.partition(" ")[0] for line in other)
         if len(each) != requests or max(each.values()) > 1:
@@ -71,14 +73,6 @@ def side(requests: int = 2_000) -> dict[str, float]:
         "useful": requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
         "seconds": disturbed["seconds"], "per_device_s": per_device_s, "killed": disturbed["killed"],
     }  # fmt: skip
-
-
-def write_requests(path: Path, count: int) -> None:
-    with path.open("w") as file:
-        for number in range(count):
-            body = {"model": "m", "prompt": f"Number {number} is", "max_tokens": 16 + number % 33, "seed": number}
-            line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
-            file.write(json.dumps(line) + "\n")
 
 
 def answers(folder: Path) -> list[str]:
@@ -114,7 +108,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
     while batch.poll() is None and done < total:
         if time.monotonic() - began > LIMIT_S:
             raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")
-        time.sleep(POLL_S)
+        time.sleep(0.2)
         now, done = time.monotonic(), count_lines(part)
         pilot_s += (now - last) * sum(is_alive(pilot) for pilot in pilots.values())
         last = now
@@ -138,16 +132,13 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
 
 
 def is_alive(process: psutil.Process) -> bool:
-    try:
+    with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    return False
 
 
 def count_lines(path: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes().count(b"\n")
-    return 0
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 if __name__ == "__main__":

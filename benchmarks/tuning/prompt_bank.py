@@ -16,9 +16,7 @@ samples. A stopped run resumes from `$STOKER_HOME/prompt-bank-benchmark`.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import math
 import statistics
 import sys
@@ -30,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import MODEL, machine, missing, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Line, Table
 from benchmarks.tuning.prompt_tasks import DATA, PROMPTS, TASKS
 from stoker.chance import Stream
@@ -44,8 +43,8 @@ from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_s
 from stoker.tuning.bank.layers import build as build_layers
 from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, score_all_candidates, two_layers
 
-LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
-SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
+SAMPLE_SEED = 0
+SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with seed {SAMPLE_SEED}."
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
 GROUPS = "prompt_groups"
 GROUPS_TITLE = "the Prompt Bank's two layers: how alike prompts are, and what the number of clusters costs"
@@ -79,13 +78,9 @@ def table_of(found: dict[str, Any]) -> Table:
     whole = found["candidates"]
     lines = []
     for kind, of_tasks in found["kinds"].items():
-        cells = {
-            "scores": [one["scores"] for one in of_tasks],
-            "regret, nats": [one["regret"] for one in of_tasks],
-            "of the best's lead": [one["part"] for one in of_tasks],
-            "rank": [one["rank"] for one in of_tasks],
-            "times fewer": [whole / one["scores"] for one in of_tasks],
-        }
+        names = {"scores": "scores", "regret, nats": "regret", "of the best's lead": "part", "rank": "rank"}
+        cells = {heading: [one[name] for one in of_tasks] for heading, name in names.items()}
+        cells["times fewer"] = [whole / one["scores"] for one in of_tasks]
         lines.append(Line(what=kind, cells=cells, digits=3, last_digits=1))
     ours = [one["scores"] for one in found["kinds"]["best bin first, the default limit"]]
     for what, times in (
@@ -233,17 +228,25 @@ def groupings(
     return found
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def side(
+    candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks: tuple[str, ...] = FIRST, folder: str = ""
+) -> dict[str, Any]:
+    """Score candidates spread evenly over the file (0: all) for tasks with `samples` each (0: 16 on a GPU, else 4).
+
+    Without a GPU, the default is the first 4 tasks. `folder`: for records.
+    """
     import torch
 
     on_gpu = torch.cuda.is_available()
     ambient.enter_library(device="cuda:0" if on_gpu else "cpu")
     model = load_causal_lm(default_model(), dtype="float32", engine="transformers")
     every = read_candidates(PROMPTS)
-    wanted = options.candidates or len(every)
+    wanted = candidates or len(every)
     some = [every[place * len(every) // wanted] for place in range(wanted)]
-    samples, tasks = options.samples or (16 if on_gpu else 4), options.tasks or FIRST[: None if on_gpu else 4]
-    folder = options.folder / f"{len(some)}-of-{len(every)}"
+    samples, tasks = samples or (16 if on_gpu else 4), FIRST[:4] if tuple(tasks) == FIRST and not on_gpu else tasks
+    records = Path(folder) if folder else state_folder() / "prompt-bank-benchmark"
+    records.mkdir(parents=True, exist_ok=True)
+    bank_folder = records / f"{len(some)}-of-{len(every)}"
     read_s = 0.0
 
     def read(texts: Sequence[str]) -> Any:
@@ -255,8 +258,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     begun = time.perf_counter()
     bank = ensure_bank(
-        folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
-        k=options.clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
+        bank_folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
+        k=clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
     )  # fmt: skip
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
     found: dict[str, list[dict[str, float]]] = {}
@@ -267,9 +270,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         chosen = build.evaluation_samples(pairs, count=samples, seed=SAMPLE_SEED)
         ends = model.tokenizer.eos_token_id
         of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
-        score = Scores(
-            options.folder, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
-        )
+        score = Scores(records, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of)
         of_task[task] = score
         losses = ascending(score_all_candidates(layers, score).losses.values())
         of_kinds = lookup_kinds(layers, score, seed=0)
@@ -278,7 +279,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             found.setdefault(kind, []).append(judge_lookup(one, losses, scores=default))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
-    readings = Readings(folder, model=Path(default_model()).name, reading=build.reading_of())
+    readings = Readings(bank_folder, model=Path(default_model()).name, reading=build.reading_of())
     features = readings.features(some)
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
@@ -296,15 +297,4 @@ def tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--candidates", type=int, default=0, help="candidates, spread evenly over the file [all]")
-    parser.add_argument("--clusters", type=int, default=CLUSTERS, help="K [%(default)s]")
-    parser.add_argument("--samples", type=int, default=0, help="samples of each task [16 on a GPU, 4 on a CPU]")
-    told = f"tasks to run [{' '.join(FIRST)}; without a GPU the first 4]"
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=told)
-    parser.add_argument(
-        "--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="folder for records"
-    )
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(run(asked)))
+    print_side(side, __doc__)
