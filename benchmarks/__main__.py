@@ -34,6 +34,7 @@ ELSEWHERE = {
     "lm_eval": ("serving.lm_eval_scores", "measure", "TITLE"),
     "slinfer_decisions": ("papers.slinfer.decisions", "measure", "TITLE"),
     "prompt_groups": ("tuning.prompt_bank", "groups", "GROUPS_TITLE"),
+    "tune_start": ("tuning.tuning_times", "start", "START_TITLE"),
     "many_pilots": ("reliability.recovery", "many_pilots", "MANY_TITLE"),
     "restart": ("reliability.recovery", "restart", "RESTART_TITLE"),
     "lost_pilot": ("reliability.recovery", "lost_pilot", "LOST_TITLE"),

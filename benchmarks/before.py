@@ -1,9 +1,10 @@
 """Compare this checkout with another checkout, for example an earlier commit: run the sides alternately.
 
     git worktree add ../before COMMIT && make -C ../before install
-    python -m benchmarks.before ../before [noop core_events restart ...] [--pairs 4]
+    python -m benchmarks.before ../before [restart many_pilots ...] [--pairs 4]
 
-Each line is a ratio of rates, or the inverse ratio of times: at least 0.95 means "not worse".
+Each line is a ratio of rates, or the inverse ratio of times: at least 0.95 means "not worse". `lockstep` compares
+what takes seconds.
 """
 
 from __future__ import annotations
@@ -39,29 +40,12 @@ class Case(msgspec.Struct, frozen=True):
     own_side: bool = False
 
 
-def _calls_per_s(found: dict[str, Any]) -> float:
-    return float(found["calls_per_s"])
-
-
-def _events_per_s(queued: str) -> Callable[[dict[str, Any]], float]:
-    return lambda found: statistics.median(found["events_per_second"][queued])
-
-
-_NOOP = ("benchmarks.engine.noop", "--executor", "stoker", "--how")
-_EVENTS = ("benchmarks.engine.core_events", "--json", "--repeats", "3", "--queued")
-_STEADY = ("benchmarks.scale.simulator", "steady")
-_RATE = ("benchmarks.reliability.recovery", "rate", "--pilots")
+_RECOVERY = "benchmarks.reliability.recovery"
 CASES = {
-    "noop": Case((*_NOOP, "app", "--calls", "10000"), _calls_per_s, "calls/s"),
-    "map": Case((*_NOOP, "map", "--calls", "100000"), _calls_per_s, "calls/s"),
-    "sequential": Case((*_NOOP, "sequential"), lambda found: found["p50_ms"], "ms", more_is_better=False),
-    "core_events": Case((*_EVENTS, "1000"), _events_per_s("1000"), "events/s"),
-    "core_events_100000": Case((*_EVENTS, "100000"), _events_per_s("100000"), "events/s"),
-    "simulator": Case(_STEADY, lambda found: found["events"] / found["spent_s"], "events/s"),
-    "restart": Case(("benchmarks.reliability.recovery", "restart"), lambda found: found["at_work_s"], "s", False),
-    "lost_pilot": Case(("benchmarks.reliability.lost_pilot", "killed"), lambda found: found["seconds"], "s", False),
-    "many_pilots": Case((*_RATE, "2000"), _calls_per_s, "calls/s"),
-    "one_pilot": Case((*_RATE, "1"), _calls_per_s, "calls/s"),
+    "restart": Case((_RECOVERY, "restart"), lambda found: found["at_work_s"], "s", False),
+    "lost_pilot": Case((_RECOVERY, "killed"), lambda found: found["seconds"], "s", False, own_side=True),
+    "many_pilots": Case((_RECOVERY, "rate", "--pilots", "2000"), lambda found: found["calls_per_s"], "calls/s"),
+    "one_pilot": Case((_RECOVERY, "rate", "--pilots", "1"), lambda found: found["calls_per_s"], "calls/s"),
     "facts": Case(("benchmarks.before", _FACTS), lambda found: found["seconds"], "s", False, own_side=True),
 }
 

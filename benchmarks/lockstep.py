@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.before import BAR, environment_of, judge, options
-from benchmarks.engine import noop
 from benchmarks.harness import ROOT
 
 BARS = {"simulator": 0.8}
@@ -104,6 +103,10 @@ def events(queued: int) -> Iterator[Figure]:
     yield lambda: 1.0 / core_events.measure(load, events=20_000)
 
 
+def nothing(x: int) -> int:
+    return x
+
+
 @contextmanager
 def program(how: str) -> Iterator[Figure]:
     import parsl
@@ -116,8 +119,8 @@ def program(how: str) -> Iterator[Figure]:
         initialize_logging=False, usage_tracking=0, strategy="none",
     )  # fmt: skip
     with parsl.load(config):
-        app: Any = parsl.python_app(noop.nothing)
-        mapped = stoker.app()(noop.nothing)
+        app: Any = parsl.python_app(nothing)
+        mapped = stoker.app()(nothing)
 
         def results(calls: int) -> list[int]:
             if how == "map":

@@ -4,23 +4,24 @@ An event is the arrival or end of a call. Calls arrive in Submit messages of 256
 1,000 pilots with one loaded library each. Only the processor time of `Core.handle` counts. With `--slots 1` calls use
 the prefetch window.
 
-    python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5]
+    python -m benchmarks.engine.core_events [--queued 100000] [--slots 32]
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import random
 import statistics
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import psutil
 
 from benchmarks.engine.driven import CLIENT, SESSION, DrivenCore, collect_as_the_live_loop
-from benchmarks.harness import in_turns, run_side, side_options
+from benchmarks.harness import in_turns, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.core.events import Event, FromClient
@@ -38,10 +39,10 @@ MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued 
 
 def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
     sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
-    small = ("--repeats", "1", *(("--pilots", "50", "--events", "20000") if quick else ()))
+    small = ("--pilots", "50", "--events", "20000") if quick else ()
 
     def rate(size: int) -> float:
-        return float(run_side(SIDE, "--json", "--queued", str(size), *small)["events_per_second"][str(size)][0])
+        return float(run_side(SIDE, "--queued", str(size), *small)["events_per_second"][str(size)][0])
 
     rates = in_turns({size: partial(rate, size) for size in sizes}, repeats, say)
     lines = [
@@ -161,23 +162,17 @@ def bytes_per_call(calls: int) -> dict[str, float]:
     return {"calls": calls, "resident_bytes_per_call": resident, "traced_bytes_per_call": traced}
 
 
-def main() -> None:
-    asked = side_options(
-        __doc__, queued=[1000, 100_000, 1_000_000], pilots=1000, slots=32, events=400_000, repeats=5,
-        json=False, memory_of=0,  # `--json` has no effect; earlier checkouts need it (`benchmarks.before`).
-    )  # fmt: skip
-    if asked.memory_of:
-        print(json.dumps(bytes_per_call(asked.memory_of)))
-        return
+def side(
+    queued: int = 100_000, pilots: int = 1000, slots: int = 32, events: int = 400_000, memory_of: int = 0
+) -> dict[str, Any]:
+    if memory_of:
+        return bytes_per_call(memory_of)
     collect_as_the_live_loop()
-    loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
-    rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
-    for _ in range(asked.repeats):  # Alternate the cases, so that other load on the machine affects all cases.
-        for queued, load in loads.items():
-            rates[queued].append(measure(load, events=asked.events))
-    assert not any(load.core.state.refused for load in loads.values())
-    print(json.dumps({"events_per_second": rates}))
+    load = Load(pilots=pilots, queued=queued, slots=slots)
+    rate = measure(load, events=events)
+    assert not load.core.state.refused, load.core.state.refused
+    return {"events_per_second": {queued: [rate]}}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

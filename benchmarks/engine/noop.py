@@ -2,27 +2,27 @@
 
 Stoker runs the garbage collector less often in a session; lines show results with and without this change.
 
-`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` runs one side alone.
+`python -m benchmarks.engine.noop stoker app --calls 10000` runs one side alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import parsl
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
 
+import stoker
 from benchmarks.harness import in_turns, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Table, versus
 
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
@@ -60,7 +60,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def _side(executor: str, how: str, calls: int, *more: str) -> float:
-    found = run_side(SIDE, "--executor", executor, "--how", how, "--calls", str(calls), *more)
+    found = run_side(SIDE, executor, how, "--calls", str(calls), *more)
     return float(found["p50_ms" if how == "sequential" else "calls_per_s"])
 
 
@@ -68,65 +68,55 @@ def nothing(x: int) -> int:
     return x
 
 
-def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--executor", choices=["stoker", "htex"], required=True)
-    ask.add_argument("--how", choices=["app", "sequential", "map"], required=True)
-    ask.add_argument("--calls", type=int, default=10_000)
-    ask.add_argument("--site", default="", help="site file for Stoker")
-    ask.add_argument("--log", action="store_true", help="use Parsl's default logging")
-    ask.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
-    collectors = "garbage collector: the executor's, Stoker's, Python's"
-    ask.add_argument("--collector", choices=["own", "calm", "usual"], default="own", help=collectors)
-    options = ask.parse_args()
-    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
-        print(json.dumps(side(options, folder)))
-
-
-def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:
-    from stoker.manager.executor.executor import THRESHOLDS  # Earlier checkouts have THRESHOLDS elsewhere.
-
-    if options.executor == "stoker":
-        from stoker import StokerExecutor
-
-        executor: Any = StokerExecutor(label="noop", **({"site": options.site} if options.site else {}))
+def side(
+    executor: Literal["stoker", "htex"], how: Literal["app", "sequential", "map"], calls: int = 10_000,
+    log: bool = False, prefetch: int = 0, collector: str = "own", site: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Run calls. `log`: with Parsl's default logging; `prefetch`: tasks that HTEX fetches ahead of need; `collector`:
+    garbage collector, the executor's `own`, Stoker's (`calm`) or Python's (`usual`); `site`: site file for Stoker.
+    """
+    if executor == "stoker":
+        used: Any = stoker.StokerExecutor(site=site or None, label="noop")
     else:
-        provider = LocalProvider(init_blocks=1, max_blocks=1)
-        executor = HighThroughputExecutor(
-            label="noop", max_workers_per_node=2, prefetch_capacity=options.prefetch, provider=provider
-        )
-    config = Config(
-        executors=[executor], run_dir=folder, initialize_logging=options.log, usage_tracking=0, strategy="none"
-    )
+        local = LocalProvider(init_blocks=1, max_blocks=1)
+        used = HighThroughputExecutor(label="noop", max_workers_per_node=2, prefetch_capacity=prefetch, provider=local)
+    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
+        return timed(used, how, calls, folder=folder, log=log, collector=collector)
+
+
+def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collector: str) -> dict[str, Any]:
+    config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
     usual = gc.get_threshold()
     with parsl.load(config):
-        if options.collector != "own":
-            gc.set_threshold(*(THRESHOLDS if options.collector == "calm" else usual))
+        if collector == "calm":
+            from stoker.manager.executor.executor import THRESHOLDS
+
+            gc.set_threshold(*THRESHOLDS)
+        elif collector == "usual":
+            gc.set_threshold(*usual)
         app = parsl.python_app(nothing)
         warm = [app(i) for i in range(200)]
         assert [future.result() for future in warm] == list(range(200))
-        if options.how == "sequential":
+        if how == "sequential":
             times = []
-            for i in range(min(options.calls, 2000)):
+            for i in range(min(calls, 2000)):
                 start = time.perf_counter()
                 app(i).result()
                 times.append(time.perf_counter() - start)
             times.sort()
             return {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
-        if options.how == "map":
-            import stoker
-
+        if how == "map":
             mapped = stoker.app()(nothing)
             assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
             start = time.perf_counter()
-            results = [one for [one] in stoker.map(mapped, range(options.calls), batch_size=1)]
+            results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
         else:
             start = time.perf_counter()
-            results = [future.result() for future in [app(i) for i in range(options.calls)]]
+            results = [future.result() for future in [app(i) for i in range(calls)]]
         seconds = time.perf_counter() - start
-        assert results == list(range(options.calls))
-        return {"calls_per_s": options.calls / seconds}
+        assert results == list(range(calls))
+        return {"calls_per_s": calls / seconds}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

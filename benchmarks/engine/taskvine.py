@@ -3,16 +3,14 @@
 TaskVine runs functions `direct` (in the library process, like Stoker) or by `fork` (the default). The benchmark
 requires `ndcctools` of conda-forge.
 
-`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` runs this side alone.
+`python -m benchmarks.engine.taskvine direct --workers 2 --slots 1 --calls 2000` runs this side alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib
-import json
 import os
 import shutil
 import statistics
@@ -22,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.harness import end_all, in_turns, path, run_side, until
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -51,26 +50,22 @@ def worker_command() -> str:
     return shutil.which("vine_worker", path=os.pathsep.join([os.environ.get("PATH", ""), *folders])) or ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=["direct", "fork"], required=True)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--slots", type=int, default=1)
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--sequential", type=int, default=0, help="calls that are measured first, one after another")
-    options = parser.parse_args()
+def side(
+    mode: Literal["direct", "fork"], workers: int = 2, slots: int = 1, calls: int = 2000, sequential: int = 0
+) -> dict[str, float]:
+    """Run calls. `sequential`: calls that are measured first, one after another."""
     with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
-        found = side(options, Path(folder))
+        found = timed(mode, workers, slots, calls, sequential, Path(folder))
         gc.collect()  # The manager writes its last log in its finalizer.
-    print(json.dumps(found))
+    return found
 
 
-def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+def timed(mode: str, workers: int, slots: int, calls: int, sequential: int, folder: Path) -> dict[str, float]:
     vine: Any = importlib.import_module("ndcctools.taskvine")
     manager = vine.Manager(port=0, run_info_path=str(folder), staging_path=str(folder))
-    library = manager.create_library_from_functions("bench", nothing, add_env=False, exec_mode=options.mode)
-    library.set_cores(options.slots)
-    library.set_function_slots(options.slots)
+    library = manager.create_library_from_functions("bench", nothing, add_env=False, exec_mode=mode)
+    library.set_cores(slots)
+    library.set_function_slots(slots)
     manager.install_library(library)
 
     def call(x: int) -> None:
@@ -92,19 +87,19 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         until(are_done, within_s, f"the ends of {count} calls", every_s=0.0)
         return got
 
-    with workers(manager.port, count=options.workers, cores=options.slots, folder=folder):
+    with running(manager.port, count=workers, cores=slots, folder=folder):
 
         def has_used_all() -> bool:
             for x in range(200):
                 call(x)
             check_results(results(200, within_s=WARM_S), 200)
-            return len(used) == options.workers
+            return len(used) == workers
 
         until(has_used_all, WARM_S, "an answer of a library on each worker")
         found: dict[str, float] = {}
-        if options.sequential:
+        if sequential:
             times = []
-            for x in range(options.sequential):
+            for x in range(sequential):
                 start = time.perf_counter()
                 call(x)
                 [same] = results(1)
@@ -114,14 +109,14 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
             found = {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
         used.clear()
         start = time.perf_counter()
-        for x in range(options.calls):
+        for x in range(calls):
             call(x)
-        got = results(options.calls)
+        got = results(calls)
         seconds = time.perf_counter() - start
-        check_results(got, options.calls)
-        if len(used) != options.workers:
-            raise RuntimeError(f"the calls ran on {len(used)} workers, not on {options.workers}")
-        return {"calls_per_s": options.calls / seconds, **found}
+        check_results(got, calls)
+        if len(used) != workers:
+            raise RuntimeError(f"the calls ran on {len(used)} workers, not on {workers}")
+        return {"calls_per_s": calls / seconds, **found}
 
 
 def check_results(got: list[Any], count: int) -> None:
@@ -130,7 +125,7 @@ def check_results(got: list[Any], count: int) -> None:
 
 
 @contextlib.contextmanager
-def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
+def running(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
     # Libraries start as `python`, so this interpreter must come first in PATH.
     environment = {**os.environ, "PATH": path()}
     started = []
@@ -161,14 +156,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     sequential = 20 if quick else 300
 
     def ours() -> dict[str, float]:
-        rate, one = (
-            run_side(OURS, "--executor", "stoker", "--how", how, "--calls", str(calls)) for how in ("app", "sequential")
-        )
+        rate, one = (run_side(OURS, "stoker", how, "--calls", str(calls)) for how in ("app", "sequential"))
         return {"calls_per_s": rate["calls_per_s"], "p50_ms": one["p50_ms"]}
 
     def theirs(mode: str) -> dict[str, float]:
         size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
-        return run_side(THEIRS, "--mode", mode, *SHAPES[mode], *size)
+        return run_side(THEIRS, mode, *SHAPES[mode], *size)
 
     sides = {"Stoker": ours, **{mode: partial(theirs, mode) for mode in SHAPES}}
     found = in_turns(
@@ -190,4 +183,4 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

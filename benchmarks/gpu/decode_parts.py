@@ -79,8 +79,6 @@ def _score(llm: Any, count: int) -> float:
 
 
 def decode(answer: Answer, place: Place) -> None:
-    if place.lacks_model(answer):
-        return
     figures = _Figures(answer, place)
     recipes = {
         way: causal_lm(place.model, dtype="bfloat16", engine="transformers", **device_memory("30 GB"), **options)

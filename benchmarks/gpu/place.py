@@ -38,10 +38,9 @@ def write_site(
     file: Path, *, devices: str, pilots: int = 1, policy: str = "default", own_scratch: Path | None = None
 ) -> Path:
     """Write a site file. `own_scratch`: the parent of each pilot's scratch folder."""
-    provider = f'worker_init = \'export STOKER_SCRATCH="{own_scratch}/$$"; mkdir -p "$STOKER_SCRATCH"\'\n'
-    file.write_text(
-        _SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider if own_scratch else "")
-    )
+    own = f'worker_init = \'export STOKER_SCRATCH="{own_scratch}/$$"; mkdir -p "$STOKER_SCRATCH"\'\n'
+    provider = own if own_scratch else ""
+    file.write_text(_SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider))
     return file
 
 
@@ -60,6 +59,13 @@ class Answer:
         self._said["numbers"][name] = value
         self._write()
 
+    @contextmanager
+    def seconds(self, name: str) -> Iterator[None]:
+        """Record the seconds of a block."""
+        began = time.perf_counter()
+        yield
+        self[name] = time.perf_counter() - began
+
     def skip(self, why: str) -> None:
         self._said["skipped"] = why
         self._write()
@@ -74,10 +80,8 @@ class Place:
     """Work folder and time limit in seconds of a part of `make gpu`."""
 
     def __init__(self, work: Path, seconds: float) -> None:
-        self.work = work
-        self.seconds = seconds
+        self.work, self.model = work, work / "model"
         self._until = time.monotonic() + seconds
-        self.model = work / "model"
 
     def left_s(self) -> float:
         return self._until - time.monotonic()
@@ -88,19 +92,10 @@ class Place:
         except (OSError, ValueError):
             return 0.0
 
-    def lacks_model(self, answer: Answer) -> bool:
-        if any(self.model.glob("*.safetensors")):
-            return False
-        answer.skip("there is no model: the part `model` did not write it")
-        return True
-
     @contextmanager
-    def session(
-        self, *, devices: str = "", pilots: int = 1, policy: str = "default", own_scratch: bool = False
-    ) -> Iterator[Any]:
-        devices = devices or ("cpu:1" if REHEARSAL else "gpu")
+    def session(self, *, pilots: int = 1, policy: str = "default", own_scratch: bool = False) -> Iterator[Any]:
         site = write_site(
-            self.work / "site-of-a-part.toml", devices=devices, pilots=pilots, policy=policy,
+            self.work / "site-of-a-part.toml", devices="cpu:1" if REHEARSAL else "gpu", pilots=pilots, policy=policy,
             own_scratch=self.work / "scratches" if own_scratch else None,
         )  # fmt: skip
         with stoker.load(str(site), run_dir=str(self.work / "runs"), progress=False) as session:

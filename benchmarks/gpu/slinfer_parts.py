@@ -141,8 +141,6 @@ def _median(numbers: Iterator[float]) -> float:
 
 
 def slinfer(answer: Answer, place: Place) -> None:
-    if place.lacks_model(answer):
-        return
     folders = _folders(answer, place)
     sides = {policy: Models(folders, tells_objectives=policy == "slinfer") for policy in POLICIES}
     requests: list[Request] = []
@@ -150,9 +148,9 @@ def slinfer(answer: Answer, place: Place) -> None:
     for policy, place_of in POLICIES.items():
         with place.session(policy=place_of) as session:
             models = sides[policy]
-            began = time.perf_counter()
-            models.warm(count := MODELS if policy == "slinfer" else 1)
-            answer[f"{policy}: the first {count} models are loaded, s"] = time.perf_counter() - began
+            count = MODELS if policy == "slinfer" else 1
+            with answer.seconds(f"{policy}: the first {count} models are loaded, s"):
+                models.warm(count)
             if not requests:
                 most_s = (place.left_s() - BEFORE_S) / 2 - AFTER_S - 3.0
                 for_s = SHORTEST_S if REHEARSAL else max(SHORTEST_S, min(LONGEST_S, most_s))

@@ -188,8 +188,7 @@ def rate(*, sync: str, calls: int) -> dict[str, Any]:
     """Return the calls/s of `noop` through `stoker.map`, with or without group sync of the journal."""
     site = Path("site.toml").absolute()
     site.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\nsync = {sync}\n')
-    how = ("--executor", "stoker", "--how", "map", "--calls", str(calls), "--site", str(site))
-    return run_side("benchmarks.engine.noop", *how)
+    return run_side("benchmarks.engine.noop", "stoker", "map", "--calls", str(calls), "--site", str(site))
 
 
 def side(

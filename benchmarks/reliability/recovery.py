@@ -2,11 +2,13 @@
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
 python -m benchmarks.reliability.recovery restart                 seconds from kill -9 to recovery
+python -m benchmarks.reliability.recovery killed|frozen           seconds until a lost pilot's call runs elsewhere
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,8 +23,9 @@ from typing import Any, Literal
 
 import psutil
 
+import stoker
 from benchmarks.harness import in_turns, ratios, run_side, until
-from benchmarks.starting import cpu_s, keep_state_in, print_side
+from benchmarks.starting import cpu_s, keep_state_in, local_session, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE
 from stoker.manager.executor.client import Link
@@ -77,7 +80,7 @@ def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
 def lost_pilot(say: Callable[[str], None], *, quick: bool = False) -> Table:
     lines = []
     for how, bar, repeats in (("killed", 1.5, 1),) if quick else (("killed", 1.5, 5), ("frozen", 16.0, 3)):
-        seconds = [run_side("benchmarks.reliability.lost_pilot", how)["seconds"] for _ in range(repeats)]
+        seconds = [run_side(SIDE, how)["seconds"] for _ in range(repeats)]
         say(f"{how}: " + ", ".join(f"{one:.2f} s" for one in seconds))
         lines.append(Line(what=f"the pilot is {how}", cells={"s": seconds}, bar=Bar(at_most=bar)))
     return Table(name=LOST, title=LOST_TITLE, lines=lines)
@@ -216,9 +219,63 @@ def _wait_until(true: Callable[[], Any], what: str) -> None:
     until(asked, LIMIT_S, what, every_s=0.02)
 
 
+@stoker.context(memory="100 MB")
+def model() -> int:
+    return 1
+
+
+@stoker.app(context=model())
+def run_briefly(_one: int, _number: int) -> int:
+    time.sleep(0.2)
+    return os.getpid()
+
+
+@stoker.app(context=model())
+def run_until_killed(_one: int, path: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{time.time()} {os.getpid()}\n")
+    time.sleep(LIMIT_S)
+
+
+def lose_pilot(*, frozen: bool) -> dict[str, float]:
+    """Kill or freeze one of two pilots during a call. Return the seconds until the call runs on the other pilot."""
+    stopped: list[psutil.Process] = []
+    with local_session(init_blocks=2, max_blocks=2) as session:
+        path = Path(session.folder, "starts")
+        try:
+            until(lambda: len(set(stoker.map(run_briefly, range(20)))) == 2, LIMIT_S, "the context on two pilots")
+            run_until_killed(str(path))
+            _, pid = _line(path, 0)
+            pilot = next(each for each in psutil.Process(pid).parents() if "stoker.pilot.main" in each.cmdline())
+            stopped = [pilot, *pilot.children(recursive=True)] if frozen else []
+            lost_at = time.time()
+            for process in stopped or [pilot]:
+                process.send_signal(signal.SIGSTOP if frozen else signal.SIGKILL)
+            again_at, _ = _line(path, 1)
+        finally:
+            for process in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+    return {"seconds": again_at - lost_at}
+
+
+def _line(path: Path, number: int) -> tuple[float, int]:
+    def lines() -> list[str]:
+        return path.read_text().splitlines()[number:] if path.exists() else []
+
+    at, pid = until(lines, LIMIT_S, f"beginning {number + 1} of the call")[0].split()
+    return float(at), int(pid)
+
+
 def side(
-    what: Literal["rate", "restart"], pilots: int = 1, calls: int = 200_000, queued: int = 100_000, running: int = 200
+    what: Literal["rate", "restart", "killed", "frozen"],
+    pilots: int = 1,
+    calls: int = 200_000,
+    queued: int = 100_000,
+    running: int = 200,
 ) -> dict[str, Any]:
+    if what in ("killed", "frozen"):
+        return lose_pilot(frozen=what == "frozen")
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
         keep_state_in(folder)
         place = Path(folder) / "session"

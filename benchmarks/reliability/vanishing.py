@@ -43,8 +43,8 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def side(
-    awareness: Literal["disk", "full"], pilots: int = 20, call_s: float = 5.0, load: float = LOAD_IN_CALLS, from_s: float = 40.0,
-    every_s: float = 8.0,
+    awareness: Literal["disk", "full"], pilots: int = 20, call_s: float = 5.0, load: float = LOAD_IN_CALLS,
+    from_s: float = 40.0, every_s: float = 8.0,
 ) -> dict[str, int]:  # fmt: skip
     load_s = load * call_s
     with local_session(init_blocks=pilots, max_blocks=pilots) as session:

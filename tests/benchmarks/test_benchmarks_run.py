@@ -272,7 +272,7 @@ def test_unknown_benchmark_name_is_reported(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.long
 def test_noop_side_makes_calls() -> None:
-    found = run_side("benchmarks.engine.noop", "--executor", "stoker", "--how", "app", "--calls", "100", timeout_s=60)
+    found = run_side("benchmarks.engine.noop", "stoker", "app", "--calls", "100", timeout_s=60)
     assert found["calls_per_s"] > 1
 
 
