@@ -268,12 +268,9 @@ def _line(path: Path, number: int) -> tuple[float, int]:
 
 
 def side(
-    what: Literal["rate", "restart", "killed", "frozen"],
-    pilots: int = 1,
-    calls: int = 200_000,
-    queued: int = 100_000,
+    what: Literal["rate", "restart", "killed", "frozen"], pilots: int = 1, calls: int = 200_000, queued: int = 100_000,
     running: int = 200,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     if what in ("killed", "frozen"):
         return lose_pilot(frozen=what == "frozen")
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:

@@ -154,12 +154,9 @@ def _pool(blocks: int, *, capacity: int | tuple[tuple[float, int], ...] = 0) -> 
 
 
 def _world(
-    blocks: int,
-    *,
-    item_s: float,
-    pool: world.SourceModel | None = None,
+    blocks: int, *, item_s: float, pool: world.SourceModel | None = None,
     delays: world.Delays = world.Delays(),  # noqa: B008 (frozen)
-) -> world.World:
+) -> world.World:  # fmt: skip
     context = world.ContextModel(
         files=(world.Files("weights", Size(4 * GB)),), awareness=Awareness.FULL, device_memory_bytes=Size(8 * GB),
         load_s={"": Duration(LOAD_S)}, item_s={"": Duration(item_s)}, item_cv=0.3,

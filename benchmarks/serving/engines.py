@@ -24,13 +24,10 @@ SIDE = "benchmarks.serving.engines_side"
 TITLES = {
     "continuous": "Stoker's continuous engine",
     "static": "Stoker's static engine, at its best number of rows",
-    "transformers": "Transformers' own continuous batching",
     "vllm-script": "vLLM in a script: LLM.generate, compiled or eager",
     "vllm": "Stoker's vLLM engine",
 }
-RATIOS = (
-    ("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"), ("continuous", "transformers"),
-)  # fmt: skip
+RATIOS = (("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"))
 _CONVERT = (
     "import torch; from stoker.contexts.causal_lm import default_model;"
     " from stoker.contexts.snapshot import weights_folder;"

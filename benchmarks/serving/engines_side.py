@@ -101,30 +101,6 @@ def _static(asked: argparse.Namespace) -> Write:
     return write
 
 
-def _transformers(asked: argparse.Namespace) -> Write:
-    model, tokenizer = _parts(asked.model)
-    model.generation_config.eos_token_id = None
-
-    def write(requests: Requests) -> int:
-        manager = model.init_continuous_batching()
-        manager.start()
-        try:
-            for prompt, most in requests:
-                manager.add_request(tokenizer(prompt)["input_ids"], max_new_tokens=most)
-            written = done = 0
-            while done < len(requests):
-                result = manager.get_result(timeout=300)
-                if result is None or result.error:
-                    raise SystemExit(f"no result: {result and result.error}")
-                if result.is_finished():
-                    written, done = written + len(result.generated_tokens), done + 1
-            return written
-        finally:
-            manager.stop(block=True)
-
-    return write
-
-
 def _script(asked: argparse.Namespace) -> Write:
     import os
 
@@ -159,7 +135,7 @@ def _stoker_vllm(asked: argparse.Namespace) -> Write:
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Write]] = {
-    "continuous": _continuous, "static": _static, "transformers": _transformers, "vllm-script": _script,
+    "continuous": _continuous, "static": _static, "vllm-script": _script,
     "vllm": _stoker_vllm,
 }  # fmt: skip
 

@@ -131,7 +131,7 @@ class Found(msgspec.Struct):
     late: list[float]
     """Each stream's delay beyond its pace, as a share of its pace."""
     cpu_us: dict[str, float]
-    memory_bytes: int = 0
+    memory_bytes: float = 0.0
 
 
 Streams = Callable[[int], AsyncIterator[object]]

@@ -24,9 +24,9 @@ SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of the requests after which to print memory."""
 
 
-async def send(port: int, folder: Path, *, requests: int, clients: int) -> list[tuple[int, dict[str, int]]]:
+async def send(port: int, folder: Path, *, requests: int, clients: int) -> list[tuple[int, dict[str, float]]]:
     """Send requests; return the memory after some numbers of them."""
-    found: list[tuple[int, dict[str, int]]] = []
+    found: list[tuple[int, dict[str, float]]] = []
     due = {int(requests * share) for share in SHOWN}
     begun, numbers, ended = time.monotonic(), iter(range(1, requests + 1)), itertools.count(1)
 

@@ -87,18 +87,9 @@ class Outcome(msgspec.Struct):
     at_s: list[float] = []
     """When each token came, after the request; tokens of one event come together."""
 
-    def met(self, wanted: Wanted, request: Request) -> bool:
+    def met(self, wanted: Objective, request: Request) -> bool:
         whole = self.status == 200 and self.tokens >= request.output
         return whole and all(at <= wanted.ttft_s + n * wanted.tpot_s for n, at in enumerate(self.at_s))
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    ttft_s: float
-    tpot_s: float
-
-    @property
-    def lines(self) -> str:
-        return f'ttft = "{1000 * self.ttft_s:.1f} ms"\ntpot = "{1000 * self.tpot_s:.1f} ms"\n'
 
 
 def requests_at(rate: float, *, seed: int, for_s: float) -> list[Request]:
@@ -132,9 +123,11 @@ def requests_around(requests: Sequence[Request], met: Sequence[bool], at: int, *
 
 
 @contextmanager
-def gateway(folder: Path, policy: str, wanted: Wanted | None) -> Iterator[int]:
+def gateway(folder: Path, policy: str, wanted: Objective | None) -> Iterator[int]:
     """Start a gateway and its session; yield its port once all models are loaded."""
-    objectives = wanted.lines if wanted is not None else ""
+    objectives = ""
+    if wanted is not None:
+        objectives = f'ttft = "{1000 * wanted.ttft_s:.1f} ms"\ntpot = "{1000 * wanted.tpot_s:.1f} ms"\n'
     models = "\n".join(MODEL.format(number=number, objectives=objectives) for number in range(MODELS))
     with served(folder, models, devices=DEVICES, policy=policy) as port:
         for number in range(MODELS):
@@ -258,7 +251,7 @@ def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
         asyncio.run(clients(port, for_s=CLIENTS_S))
         found["capacity"] = asyncio.run(clients(port, for_s=CLIENTS_S))
     ttft_s, tpot_s = (statistics.median(getattr(each, name) for each in alone) for name in ("ttft_s", "tpot_s"))
-    wanted = Wanted(TTFT_IDLE * ttft_s, TPOT_IDLE * tpot_s)
+    wanted = Objective(ttft_s=TTFT_IDLE * ttft_s, tpot_s=TPOT_IDLE * tpot_s)
     delayed = measured_delays(state_folder() / "performance.sqlite", ttft_s=ttft_s, prompt=sum(PROMPT) // 2)
     requests = requests_at(SHARE * found["capacity"], seed=seed, for_s=for_s)
     found |= {"ttft_s": wanted.ttft_s, "tpot_s": wanted.tpot_s, "requests": len(requests)}
@@ -271,15 +264,14 @@ def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
             outcomes[policy] = asyncio.run(send(port, requests))
             cases = refused_offers(port) - before
         found[policy] = {"rehearsed": rehearsed, "offers": cases, **figures(requests, outcomes[policy], wanted)}
-        objective = Objective(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
-        found[policy]["simulated"] = simulated_met(requests, delayed, objective, named(policy).make())
+        found[policy]["simulated"] = simulated_met(requests, delayed, wanted, named(policy).make())
     found["delays"] = {"message_s": delayed.message_s, "load_s": delayed.load_s}
     found["replays"] = replay_requests(folder, requests, outcomes["slinfer"], wanted, seed=seed)
     found["load"].append(os.getloadavg()[0])
     return found
 
 
-def figures(requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Wanted) -> dict[str, Any]:
+def figures(requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Objective) -> dict[str, Any]:
     met = [each.met(wanted, request) for request, each in zip(requests, outcomes, strict=True)]
     answered = [each for each in outcomes if each.status == 200 and each.tokens]
     return {
@@ -292,7 +284,7 @@ def figures(requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Wa
 
 
 def replay_requests(
-    folder: Path, requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Wanted, *, seed: int
+    folder: Path, requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Objective, *, seed: int
 ) -> dict[str, Any]:
     """Replay refused and accepted requests. `late`: it missed an objective; `harm`: only an accepted one did that had
     met its objectives before.

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,34 +70,29 @@ def request_bytes(url: str, asked: dict[str, Any], *, prefer: str = "") -> bytes
 
 def cpu_seconds(folder: Path | str) -> dict[str, float]:
     """Return the processor seconds so far of a gateway and its session in a folder, by part."""
-    found: dict[str, float] = defaultdict(float)
-    for part, process in _processes(str(folder)):
-        with contextlib.suppress(psutil.Error):  # The process has just ended.
-            found[part] += cpu_s(process)
-    return dict(found)
+    return {part: sum(numbers) for part, numbers in _by_part(folder, cpu_s).items()}
 
 
 def us_per_token(before: dict[str, float], after: dict[str, float], *, tokens: int) -> dict[str, float]:
     return {part: 1e6 * (after[part] - before.get(part, 0.0)) / tokens for part in sorted(after)}
 
 
-def memory_bytes(folder: Path | str) -> dict[str, int]:
+def memory_bytes(folder: Path | str) -> dict[str, float]:
     """Return the resident memory of a gateway and its session, of the largest process of each part."""
-    found: dict[str, int] = defaultdict(int)
-    for part, process in _processes(str(folder)):
-        with contextlib.suppress(psutil.Error):
-            found[part] = max(found[part], int(process.memory_info().rss))
-    return dict(found)
+    return {part: max(sizes) for part, sizes in _by_part(folder, lambda one: one.memory_info().rss).items()}
 
 
-def _processes(folder: str) -> Iterator[tuple[str, psutil.Process]]:
+def _by_part(folder: Path | str, measure: Callable[[psutil.Process], float]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # The process has ended, or belongs to another user.
             command = " ".join(process.cmdline())
             part = next((part for name, part in _PARTS.items() if name in command), "")
-            if part and (
-                folder in command
-                or process.cwd() == folder
-                or any(folder in " ".join(each.cmdline()) for each in process.parents())
-            ):
-                yield part, process
+            if part and (process.cwd() == str(folder) or any(str(folder) in each for each in _commands(process))):
+                found[part].append(measure(process))
+    return found
+
+
+def _commands(process: psutil.Process) -> Iterator[str]:
+    for each in (process, *process.parents()):
+        yield " ".join(each.cmdline())

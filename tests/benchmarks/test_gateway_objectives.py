@@ -15,7 +15,6 @@ from benchmarks.serving.gateway_objectives import (
     Delayed,
     Outcome,
     Request,
-    Wanted,
     figures,
     offers_in,
     requests_around,
@@ -29,7 +28,7 @@ from stoker.manager.live import session_policies
 from stoker.manager.policies.named import named
 from stoker.protocol.calls import Objective
 
-WANTED = Wanted(ttft_s=1.0, tpot_s=0.1)
+WANTED = Objective(ttft_s=1.0, tpot_s=0.1)
 
 
 def test_requests_depend_on_the_seed_and_their_times_on_the_rate() -> None:
