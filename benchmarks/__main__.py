@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -29,6 +30,7 @@ SUBJECTS = {
     "scale": "fidelity simulator scheduling_rounds",
 }
 ELSEWHERE = {
+    "fact_batches": ("engine.awareness", "batches", "BATCHES_TITLE"),
     "core_events": ("engine.core_events", "events", "EVENTS_TITLE"),
     "memory_per_call": ("engine.core_events", "memory", "MEMORY_TITLE"),
     "lm_eval": ("serving.lm_eval_scores", "measure", "TITLE"),
@@ -58,11 +60,9 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=f"Run benchmarks; without a NAME, all of them:\n\n{_benchmark_list()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = f"Run benchmarks; without a NAME, all of them:\n\n{_benchmark_list()}"
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=about, formatter_class=raw)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run [all]")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--quick", action="store_true", help="check in a minute that they run; judge no bars")
@@ -74,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if unknown := [name for name in asked.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    say = partial(print, " ", file=sys.stderr, flush=True)
     clock = Clock(" ".join(["python -m benchmarks", *asked.names, *(["--quick"] if asked.quick else [])]))
     print(clock.facts().line().replace("`", ""), flush=True)
     tables, failed = [], []
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         begun = time.perf_counter()
         try:
             module, function, _ = BENCHMARKS[name]
-            table: Table = getattr(import_module(f"benchmarks.{module}"), function)(_print_progress, quick=asked.quick)
+            table: Table = getattr(import_module(f"benchmarks.{module}"), function)(say, quick=asked.quick)
         except Exception:
             traceback.print_exc()
             failed.append(name)
@@ -92,10 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n{shown}\n{table.seconds:.0f} s, load after {os.getloadavg()[0]:.1f}", flush=True)
     facts = clock.facts()
     asked.out.mkdir(parents=True, exist_ok=True)
-    record = Measured(facts, asked.quick, tuple(failed), tuple(tables))
-    (asked.json or asked.out / "record.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    )
+    record = msgspec.json.encode(Measured(facts, asked.quick, tuple(failed), tuple(tables)))
+    (asked.json or asked.out / "record.json").write_bytes(msgspec.json.format(record, indent=1) + b"\n")
     (asked.out / PAGE).write_text(page.write(tables, failed, facts, quick=asked.quick))
     status = print_outcome(tables, failed, quick=asked.quick)
     print(f"the bars as a picture: {asked.out / PAGE}")
@@ -127,10 +126,6 @@ def _benchmark_list() -> str:
             module, _, title = BENCHMARKS[name]
             lines.append(f"  {name:20} {getattr(import_module(f'benchmarks.{module}'), title)}")
     return "\n".join(lines)
-
-
-def _print_progress(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,3 +57,22 @@ def cpu_s(process: psutil.Process) -> float:
     """Return the processor seconds of a process so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+class Every(threading.Thread):
+    """Calls `do` every few seconds, until the end of a `with` block."""
+
+    def __init__(self, seconds: float, do: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._seconds, self._do, self._over = seconds, do, threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(self._seconds):
+            self._do()
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()

@@ -1,31 +1,41 @@
 """Compare the three levels of context awareness of the paper: fact verification with SmolLM2-135M, 16 claims per call.
 
 Numbers are wall-clock times of whole `stoker run fact_verification` processes. FINDINGS.md explains the comparisons.
-The side makes the same calls on loaded slots (*inferences alone*).
+The side `alone` makes the same calls on loaded slots (*inferences alone*).
+
+`fact_batches` compares calls of 1, 16 and 256 claims on one loaded context, in turn in one session: run times should
+be equal (paper §4.3: 13.6 %).
 """
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import stoker
 from benchmarks.harness import MODEL, in_turns, missing, ratios, run_side, take_turns, until, verify_facts
 from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.common.calls import run_calls
+from stoker.apps.fact_verification import options as facts
 from stoker.apps.fact_verification.functions import Question, verify
 from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, read_claims, sample_claims
 from stoker.apps.fact_verification.run import make_recipe, plan
+from stoker.contexts.causal_lm import causal_lm, default_model
 from stoker.sessions import facts_of
 
 NAME, TITLE = "awareness", "fact verification at the three levels of awareness"
 SIDE = "benchmarks.engine.awareness"
 PROMPTS, BATCH = 3, 16
+BATCHES = "fact_batches"
+BATCHES_TITLE = "fact verification in calls of 1, 16 and 256 claims, awareness full, loads excluded"
+SIZES = (1, 16, 256)
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -43,6 +53,24 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
                 *levels(runner, limit=160, pairs=1, snapshot=False, at_least=5.0),
             ]
     return Table(name=NAME, title=TITLE, lines=lines)
+
+
+def batches(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    if reason := missing(*MODEL):
+        return Table(name=BATCHES, title=BATCHES_TITLE, skipped=reason)
+    claims, runs = (8, 1) if quick else (1024, 3)
+    found = run_side(SIDE, "batches", "--limit", str(claims), "--runs", str(runs), timeout_s=3600)
+    seconds = {size: found["seconds"][str(size)] for size in SIZES}
+    medians = [statistics.median(taken) for taken in seconds.values()]
+    lines = []
+    for size, taken in seconds.items():
+        say(f"calls of {size}: " + ", ".join(f"{one:.1f} s" for one in taken))
+        cells = {"seconds": taken, "claims/s": [claims / one for one in taken]}
+        lines.append(Line(what=f"{claims:,} claims in calls of {size}", cells=cells, digits=1))
+    apart = {"slowest / fastest": [max(medians) / min(medians)]}
+    what = "the slowest size against the fastest (medians)"
+    lines.append(Line(what=what, cells=apart, bar=Bar(at_most=1.10, repeats=1), last_digits=3))
+    return Table(name=BATCHES, title=BATCHES_TITLE, lines=lines)
 
 
 def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
@@ -110,12 +138,13 @@ class Runner:
 
     def alone(self, limit: int) -> float:
         environment = {"STOKER_HOME": str(self._home)} if self._home else {}
-        found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=environment)
+        found = run_side(SIDE, "alone", "--limit", str(limit), folder=self._place, environment=environment)
         return float(found["inferences_s"])
 
 
-def side(limit: int = 300, no_snapshot: bool = False) -> dict[str, float]:
-    options = VerificationOptions(limit=limit, snapshot=not no_snapshot)
+def infer_alone(limit: int) -> dict[str, float]:
+    """Make the calls of a run on loaded slots."""
+    options = VerificationOptions(limit=limit)
     claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [
@@ -140,15 +169,42 @@ def side(limit: int = 300, no_snapshot: bool = False) -> dict[str, float]:
         begun = time.perf_counter()
         made = list(run_calls([(scored, questions)]))
         seconds = time.perf_counter() - begun
-        facts = ask()
+        known = ask()
     if sorted(scores.number for scores in made) != list(range(len(questions))):
         raise RuntimeError(f"{len(made)} results for {len(questions)} calls")
-    if len({scores.worker for scores in made}) != facts.devices:
-        raise RuntimeError(f"only {len({scores.worker for scores in made})} of {facts.devices} slots were used")
+    if len({scores.worker for scores in made}) != known.devices:
+        raise RuntimeError(f"only {len({scores.worker for scores in made})} of {known.devices} slots were used")
     infer_device_s = sum(scores.infer_s for scores in made)
     return {
-        "inferences_s": seconds, "infer_device_s": infer_device_s, "load_s": facts.load_s, "calls": len(questions)
+        "inferences_s": seconds, "infer_device_s": infer_device_s, "load_s": known.load_s, "calls": len(questions)
     }  # fmt: skip
+
+
+def time_batches(claims: int, runs: int) -> dict[str, dict[int, list[float]]]:
+    prompt = facts.read_prompts(facts.SHIPPED)[0]
+    everything = itertools.cycle(read_claims(facts.SAMPLE))
+    texts = [prompt.fill(claim) for claim in itertools.islice(everything, claims)]
+    app = verify.with_options(context=causal_lm(default_model()))
+    seconds: dict[int, list[float]] = {size: [] for size in SIZES}
+
+    def call(some: list[str]) -> Question:
+        return Question(number=0, prefix=prompt.prefix, texts=tuple(some), words=prompt.answers)
+
+    with stoker.load():
+        list(stoker.map(app, [call(texts[:2]) for _ in range(16)]))
+        for turn in range(runs):
+            for size in SIZES[turn % 3 :] + SIZES[: turn % 3]:
+                calls = [call(texts[i : i + size]) for i in range(0, claims, size)]
+                begun = time.perf_counter()
+                made = sum(len(scores.rows) for scores in stoker.map(app, calls))
+                seconds[size].append(time.perf_counter() - begun)
+                if made != claims:
+                    raise RuntimeError(f"{made} claims came back, not {claims}")
+    return {"seconds": seconds}
+
+
+def side(what: Literal["alone", "batches"], limit: int = 300, runs: int = 3) -> dict[str, Any]:
+    return infer_alone(limit) if what == "alone" else time_batches(limit, runs)
 
 
 if __name__ == "__main__":

@@ -74,19 +74,16 @@ def _token_gap_s(url: str, *, leaves: bool) -> float:
         with suppress(httpx.ReadTimeout):
             httpx.post(url, json={**body, "max_tokens": 2_000}, timeout=httpx.Timeout(60, read=3.0))
 
+    other = threading.Thread(target=leave)
     with httpx.stream("POST", url, json={**body, "max_tokens": 1_500, "stream": True}, timeout=600) as stream:
-        lines = stream.iter_lines()
+        lines = filter(None, stream.iter_lines())
         for _ in range(5):
             next(lines)
         times.append(time.monotonic())
-        other = threading.Thread(target=leave)
         if leaves:
             other.start()
-        for line in lines:
-            if line:
-                times.append(time.monotonic())
-            if times[-1] - times[0] > _READS_S:
-                break
+        while times[-1] - times[0] <= _READS_S and next(lines, ""):
+            times.append(time.monotonic())
     if leaves:
         other.join()
     return max(later - earlier for earlier, later in pairwise(times))

@@ -43,14 +43,13 @@ from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
 NAME, TITLE = "transfers", "an object to pilots on separate hosts"
-PILOTS, BYTES, RATE = 16, 256_000_000, "50mbit"
 SIDE = "benchmarks.engine.transfers"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
-    pilots, size, rate, repeats = (3, 8_000_000, "50mbit", 1) if quick else (PILOTS, BYTES, RATE, 3)
+    pilots, size, repeats, rate = *((3, 8_000_000, 1) if quick else (16, 256_000_000, 3)), "50mbit"
 
     def told(count: str, found: dict[str, Any]) -> str:
         return f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read"
@@ -95,10 +94,9 @@ class Network:
     """`count` hosts from 0, each with a link of `rate` (in `tc` syntax) in both directions."""
 
     def __init__(self, count: int, *, rate: str) -> None:
-        self._rate = rate
+        self._count, self._rate = count, rate
         self._mark = f"b{os.getpid()}"
         self._switch = f"{self._mark}-switch"
-        self._count = count
 
     def __enter__(self) -> Network:
         try:

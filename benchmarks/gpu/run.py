@@ -33,7 +33,6 @@ from benchmarks.gpu.page import render  # noqa: E402
 Numbers = dict[str, Any]
 Outcome = tuple[str, str, Numbers]
 """Status, reason, and numbers by name."""
-FIRST_IMPORT = "first import of torch and transformers, s"
 _PR_SET_PDEATHSIG = 1
 _IMPORTS = """
 import time; began = time.perf_counter()
@@ -124,7 +123,7 @@ class Run:
             outcome = self._install_wheels(numbers)
             imports.wait(max(1.0, min(KIT.limit_s, self.ends_at - time.monotonic())))
             if imports.returncode == 0:
-                numbers[FIRST_IMPORT] = float(self._tail("imports"))
+                numbers["first import of torch and transformers, s"] = float(self._tail("imports"))
             elif outcome[0] == "ok":
                 outcome = ("failed", f"torch or transformers: {self._tail('imports')}", numbers)
         except subprocess.TimeoutExpired:

@@ -11,11 +11,11 @@ import math
 import random
 import statistics
 import string
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import stoker
 from benchmarks.gpu.bars import MET
 from benchmarks.gpu.place import REHEARSAL, Answer, Place, device_memory, device_name
 from benchmarks.serving import slinfer_policies
+from benchmarks.starting import Every
 from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import StokerApp
@@ -157,7 +158,8 @@ def slinfer(answer: Answer, place: Place) -> None:
                 requests = requests_at(RATE, for_s=for_s)
                 answer["the trace of each side, s"] = for_s
                 answer["requests of each side"] = len(requests)
-            with _Watch(session) as watch:
+            used: list[tuple[int, int]] = []
+            with Every(1.0, partial(_look, session, used)):
                 times = asyncio.run(models.run(requests, limit_s=for_s + AFTER_S))
             met = sum(each.is_met for each in times)
             answer[f"{policy}: {MET}"] = met / len(requests)
@@ -166,8 +168,8 @@ def slinfer(answer: Answer, place: Place) -> None:
             answer[f"{policy}: failed, dropped or cancelled at the end"] = failed or "none"
             answer[f"{policy}: median time to first token, s"] = _median(each.ttft_s for each in times if each.seen)
             answer[f"{policy}: median time per token, s"] = _median(each.mean_tpot_s for each in times if each.seen > 1)
-            for what, mean in zip(("devices used", "libraries"), watch.means(), strict=True):
-                answer[f"{policy}: {what}, mean"] = mean
+            for what, counts in zip(("devices used", "libraries"), zip(*used, strict=True), strict=False):
+                answer[f"{policy}: {what}, mean"] = statistics.fmean(counts)
             answer[f"{policy}: loads"] = sum(context.loads for context in session.status().contexts)
 
 
@@ -189,28 +191,8 @@ def _folders(answer: Answer, place: Place) -> list[Path]:
     return found
 
 
-class _Watch:
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._seen: list[tuple[int, int]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(10.0)
-
-    def means(self) -> list[float]:
-        return [sum(each[place] for each in self._seen) / max(1, len(self._seen)) for place in (0, 1)]
-
-    def _look(self) -> None:
-        while not self._over.wait(1.0):
-            with suppress(StokerError, TimeoutError):
-                status = self._session.status()
-                devices = [device for pilot in status.pilots for device in pilot.devices]
-                used = sum(bool(device.libraries) for device in devices)
-                self._seen.append((used, sum(len(device.libraries) for device in devices)))
+def _look(session: Any, used: list[tuple[int, int]]) -> None:
+    """Append the numbers of devices with libraries, and of libraries on devices."""
+    with suppress(StokerError, TimeoutError):
+        devices = [device for pilot in session.status().pilots for device in pilot.devices]
+        used.append((sum(bool(each.libraries) for each in devices), sum(len(each.libraries) for each in devices)))

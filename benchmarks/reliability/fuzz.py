@@ -104,7 +104,7 @@ def _work(seed: int, asked: argparse.Namespace) -> tuple[Counts, int, int]:
             print(f"  seed {seed}: {done:,} of {share:,} inputs, {finds} finds", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as place:
-        every = targets(Path(place), seed=seed, recorded=asked.journal)
+        every = targets(Path(place), seed=seed)
         readers = [reader for reader in every if asked.only in reader.name]
         counts = fuzz(readers, count=share, seed=seed, found=found, told=told)
         if not asked.only:
@@ -118,7 +118,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of the random inputs [%(default)s]")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", metavar="TEXT", help="only readers whose name contains TEXT")
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="journal of a real session, to damage as well")
     parser.add_argument("--found", type=Path, default=Path("fuzz-found.jsonl"), help="file for finds [%(default)s]")
     parser.add_argument("--again", type=Path, metavar="FILE", help="read only the finds of this file again")
     asked = parser.parse_args(arguments)

@@ -43,12 +43,12 @@ _MOST_BYTES = 60_000
 """Maximum bytes that fit into the buffer of a socket pair."""
 
 
-def targets(place: Path, *, seed: int, recorded: Path | None = None) -> list[Target]:
-    """Return a target for every reader. `place`: a folder for their files; `recorded`: journal of a real session."""
+def targets(place: Path, *, seed: int) -> list[Target]:
+    """Return a target for every reader. `place`: a folder for their files."""
     chance = random.Random(seed)
     place.mkdir(parents=True, exist_ok=True)
     return [
-        *_frames(chance), _library_frames(chance), *_zygotes(chance), *_journals(chance, place, recorded),
+        *_frames(chance), _library_frames(chance), *_zygotes(chance), *_journals(chance, place),
         *_files(place), _manifests(), *_archives(place), *_transfers(chance),
         Target(
             "library's settings", connection.decode_settings, UNREADABLE,
@@ -301,7 +301,7 @@ def _archives(place: Path) -> list[Target]:
     ]  # fmt: skip
 
 
-def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list[Target]:
+def _journals(chance: random.Random, place: Path) -> list[Target]:
     file, events = place / "journal", list[Any]()
     for kind in Event.__args__:
         for _ in range(3):
@@ -321,8 +321,6 @@ def _journals(chance: random.Random, place: Path, recorded: Path | None) -> list
         return file.read_bytes()
 
     right = [written(chance.choices(events, k=count)) for count in (0, 1, 1, 2, 5, 20)]
-    if recorded is not None:
-        right.append(recorded.read_bytes()[:200_000])
     whole = written(events[:1])
     before = whole[: whole.index(_pack((1.0, events[0]))) - 8]
 

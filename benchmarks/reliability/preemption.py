@@ -3,8 +3,7 @@
 *Goodput* is the run time of all calls divided by the pilot-seconds up to the last result. The side fails unless each
 call has one correct result.
 
-`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints a run as JSON; `tests` must be on
-PYTHONPATH.
+`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints a run as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +22,12 @@ from batch.lab.shape import Shape
 from batch.sessions import status_when, write_site
 
 import stoker
-from benchmarks.harness import ROOT, run_side
-from benchmarks.starting import keep_state_in, print_side
+from benchmarks.harness import run_side
+from benchmarks.starting import Every, keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "preemption", "calls on pilots of a real Slurm that are preempted one after the other"
 SIDE = "benchmarks.reliability.preemption"
-_LAB = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -39,7 +36,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         return Table(name=NAME, title=TITLE, skipped=why)
     runs: list[dict[str, Any]] = []
     for number in range(1, repeats + 1):
-        runs.append(run_side(SIDE, "--calls", str(calls), "--seed", str(number), environment=_LAB))
+        runs.append(run_side(SIDE, "--calls", str(calls), "--seed", str(number)))
         say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in runs[-1].items())}")
     headings = {"s": "seconds", "preempted": "preempted", "pilot-seconds": "pilot_s", "goodput": "goodput"}
     cells = {heading: [run[name] for run in runs] for heading, name in headings.items()}
@@ -59,25 +56,6 @@ def sleep_context() -> Callable[[float], None]:
 def nap(sleep: Callable[[float], None], number: int) -> int:
     sleep(CALL_S)
     return number
-
-
-class Every(threading.Thread):
-    """Calls `do` every few seconds, until the end of a `with` block."""
-
-    def __init__(self, seconds: float, do: Callable[[], None]) -> None:
-        super().__init__(daemon=True)
-        self._seconds, self._do, self._over = seconds, do, threading.Event()
-
-    def run(self) -> None:
-        while not self._over.wait(self._seconds):
-            self._do()
-
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.join()
 
 
 def preempt_one(cluster: Cluster, chance: random.Random) -> None:

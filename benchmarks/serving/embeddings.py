@@ -51,21 +51,16 @@ MEDIAN, P98, SHORTEST, LONGEST = 23, 61, 4, 294
 WORDS, BATCH, POSITIONS = 5000, 32, 512
 
 
-def lengths(count: int) -> list[int]:
-    chance = random.Random(1)
+def texts_like_tweets(count: int) -> list[str]:
+    chance, words = random.Random(1), random.Random(2)
     if os.environ.get("STOKER_TRACES") and LENGTHS.exists():
         with gzip.open(LENGTHS, "rt") as file:
-            known = [int(row[0]) for row in list(csv.reader(file))[1:]]
-        drawn = chance.sample(known, count)
+            drawn = chance.sample([int(row[0]) for row in list(csv.reader(file))[1:]], count)
     else:
         width = math.log(P98 / MEDIAN) / 2.0537  # The 98th percentile of the normal distribution.
         drawn = [round(chance.lognormvariate(math.log(MEDIAN), width)) for _ in range(count)]
-    return [min(LONGEST, max(SHORTEST, tokens)) for tokens in drawn]
-
-
-def texts_like_tweets(count: int) -> list[str]:
-    chance = random.Random(2)
-    return [" ".join(f"w{chance.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths(count)]
+    lengths = [min(LONGEST, max(SHORTEST, tokens)) for tokens in drawn]
+    return [" ".join(f"w{words.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths]
 
 
 def write_model(folder: Path, words: Sequence[str] = ()) -> None:

@@ -4,9 +4,7 @@ The other model wakes up, or loads from a snapshot or its original file ("nothin
 library sleep. Both models are SmolLM2-135M in float32; files are in the page cache. "copied" copies the weights once,
 as a GPU does.
 
-    python -m benchmarks.serving.model_switch asleep --switches 4       a session; the other model sleeps
-    python -m benchmarks.serving.model_switch snapshot --switches 4     a session; it has a snapshot
-    python -m benchmarks.serving.model_switch nothing --switches 1      a session; it has its original file
+    python -m benchmarks.serving.model_switch asleep|snapshot|nothing --switches 4      in a session
     python -m benchmarks.serving.model_switch copied --switches 4       two library-like processes, without a session
 """
 

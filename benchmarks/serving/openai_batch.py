@@ -3,14 +3,13 @@
 *Useful* is the requests' device time without kills divided by the pilot-seconds of the run with kills, until the last
 answer. The side fails unless each `custom_id` has one answer, equal in both runs except for rounding.
 
-`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs; `tests` must be on PYTHONPATH.
+`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -22,20 +21,19 @@ from typing import Any
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, missing, processes, run_side
+from benchmarks.harness import missing, processes, run_side
 from benchmarks.starting import STOKER, print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
 SIDE = "benchmarks.serving.openai_batch"
-_TESTS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if why := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=why)
     requests = 150 if quick else 20_000
-    run: dict[str, Any] = run_side(SIDE, "--requests", str(requests), timeout_s=3600, environment=_TESTS)
+    run: dict[str, Any] = run_side(SIDE, "--requests", str(requests), timeout_s=3600)
     say(", ".join(f"{name} {value:,.2f}" for name, value in run.items()))
     names = {"s": "seconds", "pilot-seconds": "pilot_s", "requests/s of a device": "per_device_s", "useful": "useful"}
     cells = {heading: [run[name]] for heading, name in names.items()}

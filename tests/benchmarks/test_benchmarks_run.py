@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import page, results
 from benchmarks.__main__ import BENCHMARKS, main, print_outcome
-from benchmarks.engine import core_events, fact_batches, noop, taskvine
+from benchmarks.engine import awareness, core_events, noop, taskvine
 from benchmarks.harness import ROOT, Facts, ratios, run_side, take_turns
 from benchmarks.results import missing_parts
 from benchmarks.serving import dashboard, gateway_cost, gateway_rate, lm_eval_scores
@@ -219,7 +219,7 @@ def scores_side(score: float) -> Callable[..., dict[str, Any]]:
     ("module", "measure", "side", "line", "met", "missed"),
     [
         (taskvine, taskvine.measure, taskvine_side, 0, 10.1, 9.9),
-        (fact_batches, fact_batches.measure, batches_side, -1, 109.0, 111.0),
+        (awareness, awareness.batches, batches_side, -1, 109.0, 111.0),
         (core_events, core_events.memory, memory_side, 0, 999.0, 1001.0),
         (gateway_cost, gateway_cost.measure, cost_side, 3, 22.9, 23.1),
         (gateway_cost, gateway_cost.measure, added_side, -1, 21.9, 22.1),
