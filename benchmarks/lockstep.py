@@ -41,24 +41,23 @@ class Side:
         command = [python, "-m", "benchmarks.lockstep", "--side", case]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=home, env=environment)
-        self._read("ready")
+        self._read()  # It is ready.
 
     def figure(self) -> float:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return float(self._read(""))
+        return float(self._read())
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=120)
 
-    def _read(self, expected: str) -> str:
+    def _read(self) -> str:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line or (expected and line != expected):
-            raise RuntimeError(f"{self._process.args!r} said {line!r} and ended with {self._process.wait(timeout=60)}")
+        if not (line := self._process.stdout.readline().strip()):
+            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait(timeout=60)}")
         return line
 
 

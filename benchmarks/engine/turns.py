@@ -32,11 +32,9 @@ from stoker.protocol.ids import DeviceId, LibraryId
 NAME, TITLE = "turns", "libraries on one device take turns: time beside their iterations of 20 ms, in %"
 SIDE = "benchmarks.engine.turns"
 _CASES = {
-    "a lone library": (1, ()),
-    "two processes, by a bare datagram": (2, ("--bare",)),
-    "2 libraries": (2, ()),
+    "a lone library": (1, ()), "two processes, by a bare datagram": (2, ("--bare",)), "2 libraries": (2, ()),
     "8 libraries": (8, ()),
-}
+}  # fmt: skip
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -99,8 +97,7 @@ class _Request:
     most: int
 
 
-def _library(number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier) -> None:
-    del libraries
+def _library(number: int, folder: str, _: int, iterations: int, step_s: float, ready: Barrier) -> None:
     turns = LibraryTurns(Path(folder, "turns"), LibraryId(number + 1), [DeviceId("gpu:0")])
     turns.begin()
     turns.end()
@@ -142,11 +139,9 @@ def _compute(
     for _ in range(iterations):
         begin()
         began = time.monotonic()
-        until = began + step_s
-        while (now := time.monotonic()) < until:
+        while (now := time.monotonic()) < began + step_s:
             pass
-        spans.append(began)
-        spans.append(now)
+        spans.extend((began, now))
         end()
     Path(folder, f"spans-{number}").write_bytes(spans)
 

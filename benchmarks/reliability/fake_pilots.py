@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -39,11 +40,15 @@ _NOTHING = b"\x80\x04N."
 _decode = wire.to_pilot_decoder()
 
 
+@dataclass
 class Ledger:
-    def __init__(self, hold_after: int) -> None:
-        self.hold_after = hold_after
-        self.ended: set[int] = set()
-        self.given = self.frames = self.again = 0
+    """Calls of all pilots: `given`, those that `ended`, and those given `again` after their end."""
+
+    hold_after: int
+    ended: set[int] = field(default_factory=set)
+    given: int = 0
+    frames: int = 0
+    again: int = 0
 
     @property
     def holds(self) -> bool:
@@ -73,13 +78,11 @@ class FakePilot:
         self.watch = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.socket.connect(there.address)
 
-    def look(self) -> None:
+    def empty(self) -> bool:
+        """Read both sockets until they are empty. Return True if a message arrived."""
         while int(self.watch.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.watch.recv_multipart()
             self.greet()
-
-    def empty(self) -> bool:
-        self.look()
         found = False
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             found = True
@@ -95,9 +98,8 @@ class FakePilot:
 
     def greet(self) -> None:
         self.flush()
-        self.queue.handle(
-            events.HelloDue(collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, ())
-        )
+        facts = collect_unacknowledged_facts(self.outbox.unacked())
+        self.queue.handle(events.HelloDue(facts, self.outbox.acknowledged, ()))
 
     def beat(self) -> None:
         self.queue.handle(events.UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))

@@ -118,16 +118,15 @@ class Cluster(DrivenCore):
         self._later(timer.at, TimerFired(timer.key))
 
     def start_library(self, pilot: PilotId, library: LibraryId) -> None:
-        self._say(pilot, LOAD_S, told.LibraryReady(library, 0.0, LOAD_S))
+        ready = told.LibraryReady(library, 0.0, LOAD_S)
+        self._later(self.now + LOAD_S, FromPilot(pilot, 0, [ready]))
 
     def run_calls(self, pilot: PilotId, order: RunCalls) -> None:
         for spec in order.calls:
             size = order.gang.size if order.gang is not None else 1
             takes_s = self.work[spec.call] / size + (2.0 if size > 1 else 0.0)
-            self._say(pilot, takes_s, told.CallsEnded(order.library, [CallEnd(spec.call, True, b"", takes_s)]))
-
-    def _say(self, pilot: PilotId, after_s: float, message: told.FromPilot) -> None:
-        self._later(self.now + after_s, FromPilot(pilot, 0, [message]))
+            ended = told.CallsEnded(order.library, [CallEnd(spec.call, True, b"", takes_s)])
+            self._later(self.now + takes_s, FromPilot(pilot, 0, [ended]))
 
     def _later(self, at: float, event: Event) -> None:
         heapq.heappush(self.agenda, (at, next(self._count), event))

@@ -126,20 +126,13 @@ async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
                 yield piece
 
 
-class Found(msgspec.Struct):
-    ttft_ms: list[float]
-    late: list[float]
-    """Each stream's delay beyond its pace, as a share of its pace."""
-    cpu_us: dict[str, float]
-    memory_bytes: float = 0.0
-
-
 Streams = Callable[[int], AsyncIterator[object]]
 """Return the pieces of a new stream with a number of tokens."""
 
 
-async def ask(make: Streams, *, streams: int, rounds: int, tokens: int, every_s: float) -> Found:
-    found, here = Found([], [], {}), os.getcwd()
+async def ask(make: Streams, *, streams: int, rounds: int, tokens: int, every_s: float) -> dict[str, Any]:
+    """Read streams. `late`: each stream's delay beyond its pace, as a share of its pace."""
+    ttft_ms, late, here = list[float](), list[float](), os.getcwd()
 
     async def client() -> None:
         await asyncio.sleep(random.random() * tokens * every_s)
@@ -150,16 +143,14 @@ async def ask(make: Streams, *, streams: int, rounds: int, tokens: int, every_s:
                 last = time.monotonic()
                 first_at = first_at or last
             if number:
-                found.ttft_ms.append((first_at - begun) * 1000)
-                found.late.append((last - first_at) / ((tokens - 1) * every_s) - 1)
+                ttft_ms.append(round((first_at - begun) * 1000, 2))
+                late.append(round((last - first_at) / ((tokens - 1) * every_s) - 1, 4))
 
     before = {**cpu_seconds(here), "client": time.process_time()}
     await asyncio.gather(*(client() for _ in range(streams)))
     after = {**cpu_seconds(here), "client": time.process_time()}
-    found.cpu_us = us_per_token(before, after, tokens=streams * (rounds + 1) * tokens)
-    found.ttft_ms = sorted(round(each, 2) for each in found.ttft_ms)
-    found.late = sorted(round(each, 4) for each in found.late)
-    return found
+    cpu_us = us_per_token(before, after, tokens=streams * (rounds + 1) * tokens)
+    return {"ttft_ms": sorted(ttft_ms), "late": sorted(late), "cpu_us": cpu_us, "memory_bytes": 0}
 
 
 def side(
@@ -175,8 +166,8 @@ def side(
     else:
         with paced(Path.cwd(), every_s=every) as port:
             found = asyncio.run(ask(lambda tokens: http_tokens(port, tokens), **how))
-            found.memory_bytes = memory_bytes(Path.cwd())["gateway"]
-    return msgspec.structs.asdict(found)
+            found["memory_bytes"] = memory_bytes(Path.cwd())["gateway"]
+    return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from benchmarks.harness import MODEL, missing, output_of, run_side
 from benchmarks.serving.gateways import served
 from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.causal_lm import default_model
+from stoker.contexts.snapshot import weights_folder
 
 NAME, TITLE = "lm_eval", "scores of lm-eval through a gateway, and by its Hugging Face backend"
 CLAIMS, COPIES = 102, 30
@@ -58,10 +61,12 @@ SHOTS = 3
 
 
 def side(python: str = PYTHON, items: int = CLAIMS) -> dict[str, dict[str, float]]:
+    import torch
+
     with tempfile.TemporaryDirectory(prefix="lm-eval-") as place:
         folder = Path(place)
         keep_state_in(folder)
-        _write_model(folder / "model")
+        shutil.copytree(weights_folder(default_model(), dtype=torch.float32)[0], folder / "model")
         _write_tasks(folder / "tasks", items)
         options = f"pretrained={folder}/model,dtype=float32"
         found = {"hf": _scores(python, folder, "hf", options, "--device", "cpu")}
@@ -70,22 +75,6 @@ def side(python: str = PYTHON, items: int = CLAIMS) -> dict[str, dict[str, float
             options += ",num_concurrent=4,tokenized_requests=False,timeout=600"
             found["gateway"] = _scores(python, folder, "local-completions", options)
     return {task: {side: scores[task] for side, scores in found.items()} for task in SCORES}
-
-
-def _write_model(folder: Path) -> None:
-    """Write the default model, which is a GGUF file, as float32 weights of Transformers."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stoker.contexts.causal_lm import default_model
-
-    source, file = os.path.split(default_model())
-    model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
-    tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=file)
-    model.hf_quantizer = None  # else Transformers does not save the weights, which are float32 now
-    del model.config.quantization_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _write_tasks(folder: Path, items: int) -> None:

@@ -49,9 +49,8 @@ def results() -> Pairs:
 
 
 def endings() -> Pairs:
-    halves = [
-        (words[: len(words) // 2], words[len(words) // 2 :]) for words in (r["claim"].split() for r in rows("claims"))
-    ]
+    claims = [row["claim"].split() for row in rows("claims")]
+    halves = [(words[: len(words) // 2], words[len(words) // 2 :]) for words in claims]
     return [(f"\nBegin: {' '.join(first)}\nEnd:", f" {' '.join(second)}") for first, second in halves]
 
 
