@@ -139,10 +139,6 @@ def program(how: str) -> Iterator[Figure]:
         yield figure
 
 
-def size_of(data: bytes) -> int:
-    return len(data)
-
-
 @contextmanager
 def first_call(*, evict: bool) -> Iterator[Figure]:
     """Measure the wait of the first call of a context. `evict`: one context fits, so another context is evicted."""
@@ -166,7 +162,7 @@ def first_call(*, evict: bool) -> Iterator[Figure]:
         def figure() -> float:
             file = folder / f"weights-{next(numbers)}"
             file.write_bytes(os.urandom(FILE_BYTES))
-            app: Any = stoker.app(context=weights(str(file)))(size_of)
+            app: Any = stoker.app(context=weights(str(file)))(lambda data: len(data))
             start = time.perf_counter()
             assert app().result() == FILE_BYTES
             return time.perf_counter() - start

@@ -171,7 +171,9 @@ class ElasticFlow(InRounds):
             call for id, size in self._sizes.items()
             if size and (call := view.calls[id]).state is CallState.WAITING
         ]  # fmt: skip
-        line.sort(key=_queue_key)
+        line.sort(
+            key=lambda call: (-call.group.context.recipe.needs.devices, _due_at(call), call.submitted_at, call.id)
+        )
         for call in line:
             context, places, wants = call.group.context, self._places[call.id], self._sizes[call.id]
             lacks = wants - len(places)
@@ -195,9 +197,8 @@ def _size(call: Call) -> int:
     return len(call.holder.members) if isinstance(call.holder, Gang) else 1
 
 
-def _queue_key(call: Call) -> tuple[float, ...]:
-    due = call.group.options.objective.deadline_at or math.inf
-    return -call.group.context.recipe.needs.devices, due, call.submitted_at, call.id
+def _due_at(call: Call) -> float:
+    return call.group.options.objective.deadline_at or math.inf
 
 
 def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:

@@ -47,8 +47,6 @@ _RECENT = 20
 class Traffic:
     """Arrivals of a model in the last `long_s`, and mean instance-seconds of its jobs."""
 
-    __slots__ = ("_arrivals", "_instance_s", "_jobs", "long_s", "short_s")
-
     def __init__(self, *, long_s: float, short_s: float) -> None:
         self.long_s, self.short_s = long_s, short_s
         self._arrivals: deque[float] = deque()
@@ -160,7 +158,9 @@ class Infless(InRounds):
         return found
 
     def _check_crews(self, view: View) -> None:
-        here: dict[int, Context] = {x.id: x.group.context for x in replicas.waiting(view) if x.id in self._crews}
+        here: dict[int, Context] = {
+            x.id: context for context in view.waiting_contexts.values() for x in context.queue if x.id in self._crews
+        }
         for id, places in list(self._crews.items()):
             context = here.get(id)
             if context is None or any(replicas.library_at(view, context, place) is None for place in places):

@@ -5,7 +5,7 @@ seams.Dispatch plans in rounds and requests loads; residency (`ByOrder`) selects
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from stoker.manager.core import seams
 from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState
@@ -100,11 +100,6 @@ def send(call: Call, libraries: Sequence[Library]) -> Action:
     if call.group.options.gang[1] == 1:
         return seams.Send(call.id, libraries[0].id)
     return seams.SendGang(call.id, tuple(library.id for library in libraries))
-
-
-def waiting(view: View) -> Iterator[Call]:
-    for context in view.waiting_contexts.values():
-        yield from context.queue
 
 
 def load_s(context: Context) -> float:

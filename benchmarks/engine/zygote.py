@@ -91,14 +91,12 @@ class Starter:
 def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
     def is_loaded() -> bool:
         messages, here = library.receive()
-        for message in messages:
-            if isinstance(message, LoadFailed):
-                raise RuntimeError(f"the loader failed: {message.failure.message}")
-        if any(isinstance(message, Loaded) for message in messages):
-            return True
-        if not here:
+        if failed := [message for message in messages if isinstance(message, LoadFailed)]:
+            raise RuntimeError(f"the loader failed: {failed[0].failure.message}")
+        loaded = any(isinstance(message, Loaded) for message in messages)
+        if not here and not loaded:
             raise RuntimeError(f"the library did not load:\n{Path(log).read_text()[-2000:]}")
-        return False
+        return loaded
 
     until(is_loaded, WAIT_S, "the load of the library", every_s=0.002)
 

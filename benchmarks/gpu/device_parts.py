@@ -74,16 +74,8 @@ LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
 _FAMILY = (32, LONGEST)
 
 
-def _embed(model: Any, some: list[str]) -> int:
-    return len(model.embed(some))
-
-
-def _compilation_text(model: Any, some: list[str]) -> str:
-    return f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
-
-
 def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[list[str]]) -> float:
-    app = stoker.app(context=context)(_embed)
+    app = stoker.app(context=context)(lambda model, some: len(model.embed(some)))
     with answer.seconds(f"{what}: until it is hot, s"):
         hot = [calls[0], calls[-1]] * 2  # short and long calls load both runtimes of a family
         list(stoker.map(app, hot, ordered=False))
@@ -92,7 +84,12 @@ def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[li
     rate = count / (time.perf_counter() - began)
     answer[f"{what}: texts/s"] = rate
     if "compiled" in what:
-        answer[f"{what}: how"] = stoker.app(context=context)(_compilation_text)(calls[-1]).result(30)
+        told = stoker.app(context=context)(
+            lambda model, some: (
+                f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
+            )
+        )
+        answer[f"{what}: how"] = told(calls[-1]).result(30)
     return rate
 
 
@@ -109,9 +106,7 @@ def encoder(answer: Answer, place: Place) -> None:
         "dynamic": lambda: encoder_recipe(folder),
         f"static, {LONGEST} tokens": lambda: encoder_recipe(folder, length=LONGEST, **static),
         f"static, {two}": lambda: encoder_family(folder, lengths=_FAMILY, **static),
-        f"static and compiled, {two}": lambda: encoder_family(
-            folder, lengths=_FAMILY, **{**static, "compiled": "auto"}
-        ),
+        f"static and compiled, {two}": lambda: encoder_family(folder, lengths=_FAMILY, **static | {"compiled": "auto"}),
     }
     rates = {}
     with place.session(policy="arlo"):

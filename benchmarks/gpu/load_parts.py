@@ -174,14 +174,6 @@ class _Loads:
             self._answer[f"{what}: {OF_PINNED}"] = rate / self._pinned
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-]  # fmt: skip
-_FAILED = ctypes.c_void_p(-1).value
-
-
 def _drop_from_page_cache(files: Iterable[Path]) -> float:
     """Ask the kernel to drop files from its page cache. Return the share that stays."""
     files = list(files)
@@ -203,18 +195,15 @@ def _page_cache_share(files: Iterable[Path]) -> float:
 
 def _resident_pages(file: Path) -> bytes:
     size = file.stat().st_size
+    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
     if not size:
         return b""
-    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    with file.open("rb") as opened:
-        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, opened.fileno(), 0)
-    if address in (None, _FAILED):
-        raise OSError(ctypes.get_errno(), f"{file} cannot be mapped")
-    try:
-        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found):
-            raise OSError(ctypes.get_errno(), f"mincore of {file}")
-    finally:
-        _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        start = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(start), ctypes.c_size_t(size), found)
+        del start  # A mapping with references cannot be closed.
+    if failed:
+        raise OSError(ctypes.get_errno(), f"mincore of {file}")
     return bytes(found)
 
 

@@ -87,20 +87,12 @@ def side(case: Case, quick: bool = False) -> dict[str, float]:
     }  # fmt: skip
 
 
-def steady(part: int) -> Simulation:
-    return Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1)
-
-
 def opportunistic(part: int) -> Simulation:
     """Simulate 150,000 inferences on a pool of up to 186 GPUs that keeps losing and gaining GPUs."""
     steps = [(0.0, 20), *((10.0 + 5.0 * n, min(186, 20 + 10 * n)) for n in range(1, 18))]
     steps += [(120.0 + 20.0 * n, 186 - 12 * (n % 2)) for n in range(100)]
     pool = _pool(186, capacity=tuple(steps))
     return Simulation(_world(186, item_s=0.5, pool=pool), _sweep(150_000 // part), default_policies(), seed=1)
-
-
-def million(part: int) -> Simulation:
-    return Simulation(_world(2000, item_s=10.0), _sweep(1_000_000 // part), default_policies(), seed=1)
 
 
 def short(part: int) -> Simulation:
@@ -129,7 +121,9 @@ def engines(part: int) -> Simulation:
 
 
 CASES: dict[str, Callable[[int], Simulation]] = {
-    "steady": steady, "opportunistic": opportunistic, "million": million, "short": short, "engines": engines,
+    "steady": lambda part: Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1),
+    "opportunistic": opportunistic, "short": short, "engines": engines,
+    "million": lambda part: Simulation(_world(2000, item_s=10.0), _sweep(10**6 // part), default_policies(), seed=1),
 }  # fmt: skip
 
 

@@ -118,8 +118,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         if plan and done >= plan[0][0] * total:
             _, module = plan.pop(0)
             first = first or list(pilots.values())
-            victim = first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))
-            victim.kill()
+            (first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))).kill()
             killed += 1
     if kills and killed != PILOTS + 1:
         raise SystemExit(f"{killed} of {PILOTS + 1} processes were killed")

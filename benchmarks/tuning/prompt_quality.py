@@ -62,7 +62,8 @@ def table_of(found: dict[str, Any]) -> Table:
             those = [one for one in tasks.values() if one[name + suffix]]
             if not those:
                 continue
-            theirs = [statistics.median(_list(one[name + suffix])) for one in those]
+            some = [one[name + suffix] for one in those]
+            theirs = [statistics.median(each if isinstance(each, list) else [each]) for each in some]
             ours = [float(one["by_score" + suffix]) for one in those]
             ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
             bar = Bar(at_least=least, repeats=10) if least is not None and not suffix else None
@@ -111,7 +112,3 @@ def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, fl
 def _resamples(count: int, draws: int) -> list[list[int]]:
     chance = Stream(0, "bootstrap")
     return [[int(count * chance.uniform(draw * count + place)) for place in range(count)] for draw in range(draws)]
-
-
-def _list(found: float | Sequence[float]) -> Sequence[float]:
-    return found if isinstance(found, Sequence) else [found]
