@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ def simulated() -> Iterator[Figure]:
     yield figure
 
 
-CASES = {
+CASES: dict[str, Callable[[], AbstractContextManager[Figure]]] = {
     "core_events": partial(events, 1000), "core_events_100000": partial(events, 100_000),
     "noop": partial(program, "app"), "map": partial(program, "map"), "sequential": partial(program, "sequential"),
     "cold_load": partial(first_call, evict=False), "eviction": partial(first_call, evict=True), "simulator": simulated,

@@ -93,10 +93,8 @@ class Load(DrivenCore):
             self.submit(SUBMIT)
 
     def submit(self, count: int) -> None:
-        specs = []
-        for _ in range(count):
-            self.calls += 1
-            specs.append(CallSpec(CallId(self.calls), PAYLOAD))
+        specs = [CallSpec(CallId(self.calls + n), PAYLOAD) for n in range(1, count + 1)]
+        self.calls += count
         self.client(Submit(FunctionKey("f"), RecipeKey(SESSION), specs))
 
     def give(self, event: Event) -> None:

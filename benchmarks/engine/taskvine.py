@@ -163,7 +163,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
         return run_side(THEIRS, mode, *SHAPES[mode], *size)
 
-    sides = {"Stoker": ours, **{mode: partial(theirs, mode) for mode in SHAPES}}
+    sides: dict[str, Callable[[], dict[str, float]]] = {
+        "Stoker": ours,
+        **{mode: partial(theirs, mode) for mode in SHAPES},
+    }
     found = in_turns(
         sides, repeats, say, lambda side, one: f"{side} {one['calls_per_s']:,.0f}/s, {one['p50_ms']:.2f} ms"
     )

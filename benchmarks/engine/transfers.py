@@ -44,6 +44,7 @@ from stoker.protocol.to_pilot import FunctionBlob
 
 NAME, TITLE = "transfers", "an object to pilots on separate hosts"
 SIDE = "benchmarks.engine.transfers"
+Started = list[subprocess.Popen[bytes]]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -188,7 +189,7 @@ def side(
     with tempfile.TemporaryDirectory(prefix="transfers-") as place, Network(pilots + 1, rate=rate) as network:
         keep_state_in(place)
         network.enter(HEAD)
-        started: list[subprocess.Popen[bytes]] = []
+        started: Started = []
         if parted:
             network.isolate(*range(1, pilots + 1))
         try:
@@ -198,7 +199,7 @@ def side(
 
 
 def _measure(
-    place: Path, network: Network, started: list[subprocess.Popen[bytes]], *, pilots: int, size: int, limit_s: float
+    place: Path, network: Network, started: Started, *, pilots: int, size: int, limit_s: float
 ) -> dict[str, object]:
     folder = SessionFolder(place / "session")
     (place / "files").mkdir()
@@ -242,9 +243,7 @@ def _start(
         return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=place)
 
 
-def _start_pilot(
-    place: Path, folder: SessionFolder, network: Network, number: int, started: list[subprocess.Popen[bytes]]
-) -> Path:
+def _start_pilot(place: Path, folder: SessionFolder, network: Network, number: int, started: Started) -> Path:
     home = place / f"host-{number}"
     block = f"b{number}"
     pilot_command.issue_block_key(folder, block)

@@ -33,11 +33,10 @@ from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotI
 from stoker.protocol.to_pilot import RunCalls
 
 NAME, TITLE = "scheduling_rounds", "rounds of the scheduler for jobs with deadlines (prompt-tuner)"
-REPEATS = 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    times = 1 if quick else REPEATS
+    times = 1 if quick else 5
     runs = [_run("steady", say, quick=quick) for _ in range(times)]
     cells = {"longest, ms": [one["longest_ms"] for one in runs], "ms": [one["mean_ms"] for one in runs]}
     lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=Bar(at_most=2, repeats=times))]
@@ -151,7 +150,12 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
     warm = [x for x in cluster.core.state.libraries.values() if x.held]
     for _ in range(jobs):  # Some jobs are in time on freed devices, some on more devices, and some never.
         cluster.job(due_in=cluster.chance.choice((5.0, 3700.0, cluster.chance.uniform(3600.0, 20_000.0))))
-    scratch = [_scratch(cluster) for _ in range(3)]
+    scratch = []
+    for _ in range(3):
+        fresh, before = prompt_tuner(provisioning=TakeWhatComes()), time.thread_time()
+        fresh.dispatch.round(cluster.core.state, Changes())
+        fresh.residency.round(cluster.core.state, Changes())
+        scratch.append(time.thread_time() - before)
     cluster.run(cluster.now + 20.0)
     comes, ends = [], []
     for n in range(20):
@@ -168,14 +172,6 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
         "ends_ms": 1e3 * statistics.fmean(ends), "warm": len(warm),
         "waiting": sum(context.queue.count for context in cluster.core.state.contexts.values()),
     }  # fmt: skip
-
-
-def _scratch(cluster: Cluster) -> float:
-    fresh = prompt_tuner(provisioning=TakeWhatComes())
-    before = time.thread_time()
-    fresh.dispatch.round(cluster.core.state, Changes())
-    fresh.residency.round(cluster.core.state, Changes())
-    return time.thread_time() - before
 
 
 def side(case: Literal["steady", "warm", "mixed"], quick: bool = False) -> dict[str, float]:

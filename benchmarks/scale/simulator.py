@@ -27,12 +27,11 @@ from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
 NAME, TITLE = "simulator", "the simulator: whole runs of the deployed cores in virtual time"
-REPEATS = 5
 Case = Literal["steady", "opportunistic", "million", "short", "engines"]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    times = 1 if quick else REPEATS
+    times = 1 if quick else 5
     few = min(3, times)
     counts: dict[Case, int] = {"steady": times, "opportunistic": times, "million": 1, "short": few, "engines": few}
     runs = {case: [_run(case, say, quick=quick) for _ in range(count)] for case, count in counts.items()}
@@ -53,7 +52,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     for what, case, unit, value, limit in kinds:
         rates = [one["calls"] / one["spent_s"] for one in runs[case]]
         cells = {"calls/s": rates, unit: [value(one) for one in runs[case]]}
-        bar = Bar(**limit, repeats=len(rates)) if limit else None  # type: ignore[arg-type]
+        bar = Bar(**limit, repeats=len(rates)) if limit else None
         lines.append(Line(what=what, cells=cells, bar=bar))
     return Table(name=NAME, title=TITLE, lines=lines)
 

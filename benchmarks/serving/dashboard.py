@@ -31,8 +31,6 @@ from benchmarks.tables import Bar, Line, Table
 NAME, TITLE = "dashboard", "the page of a session with 200 pilots and 100,000 calls"
 SIDE = "benchmarks.serving.dashboard"
 PILOTS, CALLS, SECONDS = 200, 100_000, 60.0
-SETTLES_S = 3.0
-"""Seconds for the manager's work after the last call, before its processor time is read."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -72,7 +70,7 @@ def measured(folder: Path, pilots: int, calls: int, seconds: float) -> dict[str,
     counter.wait(calls // 2)
     world.wait_until_accepted(calls, counter)
     manager = psutil.Process(world.manager.pid)
-    time.sleep(SETTLES_S)
+    time.sleep(3.0)  # The manager still works after the last call.
     alone_s = _used(manager, lambda: time.sleep(seconds / 2)) / (seconds / 2)
     with _page(folder) as (process, address):
         for _ in _updates(address, 3.0):  # the page has read the session and its history

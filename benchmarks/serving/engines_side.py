@@ -19,7 +19,6 @@ from typing import Any
 Requests = list[tuple[str, int]]
 Write = Callable[[Requests], int]
 """Write the texts of requests; return the number of tokens."""
-_WARM_UP = 4
 
 
 def requests_of(count: int) -> Requests:
@@ -40,7 +39,7 @@ def main() -> None:
     asked = ask.parse_args()
     write = SIDES[asked.engine](asked)
     requests = requests_of(asked.requests)
-    write([(prompt, 8) for prompt, _ in requests[:_WARM_UP]])
+    write([(prompt, 8) for prompt, _ in requests[:4]])
     began = time.perf_counter()
     tokens = write(requests)
     seconds = time.perf_counter() - began

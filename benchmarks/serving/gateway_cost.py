@@ -33,7 +33,6 @@ from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "gateway_cost", "processor time per token, and time to the first token, that a gateway adds"
 SIDE = "benchmarks.serving.gateway_cost"
-REPEATS = 3
 PARTS = ("gateway", "manager", "pilot", "library")
 ADDED_MS = {50: 5.0, 99: 20.0}
 """The bar of each percentile of the added time to the first token."""
@@ -61,8 +60,7 @@ LOADS = (
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    repeats = 1 if quick else REPEATS
-    *fast, slow = LOADS
+    repeats, (*fast, slow) = 1 if quick else 3, LOADS
     loads = {load: load.side("gateway", quick=quick) for load in fast[: 1 if quick else None]}
     found = in_turns(loads, repeats, say, lambda load, run: f"{load.streams} streams {_sum_us(run):.0f} us")
     sides = {side: slow.side(side, quick=quick) for side in ("gateway", "direct")}
@@ -156,7 +154,7 @@ async def ask(make: Streams, *, streams: int, rounds: int, tokens: int, every_s:
 def side(
     side: Literal["direct", "gateway"], streams: int = 200, rounds: int = 3, tokens: int = 100, every: float = 0.05
 ) -> dict[str, Any]:
-    how = {"streams": streams, "rounds": rounds, "tokens": tokens, "every_s": every}
+    how: dict[str, Any] = {"streams": streams, "rounds": rounds, "tokens": tokens, "every_s": every}
     random.seed(1)
     if side == "direct":
         with stoker.load(progress=False) as session:

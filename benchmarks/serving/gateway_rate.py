@@ -29,7 +29,7 @@ from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "gateway_rate", "tokens/s that clients receive, behind one gateway process and four workers"
 SIDE = "benchmarks.serving.gateway_rate"
-REPEATS, STREAMS, TOKENS = 3, (50, 200), 80_000
+STREAMS, TOKENS = (50, 200), 80_000
 """`TOKENS`: of all streams of a round."""
 BARS = {1: 20_000.0, 4: 50_000.0}
 """Tokens/s by the number of gateway processes."""
@@ -45,7 +45,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         ("tiny", 4): partial(run_side, SIDE, "tiny", *tokens, *streams, "--workers", "4"),
         ("free", 1): partial(run_side, SIDE, "free", *tokens, "--streams", str(STREAMS[-1])),
     }
-    found = in_turns(sides, 1 if quick else REPEATS, say, _told)
+    found = in_turns(sides, 1 if quick else 3, say, _told)
     lines = []
     for (engine, workers), runs in found.items():
         for number in runs[0]:

@@ -69,7 +69,6 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 PROMPT = "The capital of France is"
-TOKENS = 8
 THREADS = 1
 """Threads of each model."""
 SHARE = 0.55
@@ -77,7 +76,7 @@ SHARE = 0.55
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:
-    yield from model.stream(prompt, max_new_tokens=TOKENS)
+    yield from model.stream(prompt, max_new_tokens=8)
 
 
 def first_piece(pieces: Iterator[str], *, since: float) -> float:

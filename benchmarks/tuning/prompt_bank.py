@@ -21,7 +21,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with s
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
 GROUPS = "prompt_groups"
 GROUPS_TITLE = "the Prompt Bank's two layers: how alike prompts are, and what the number of clusters costs"
+tell = partial(print, file=sys.stderr, flush=True)
 CLUSTER_COUNTS, NEAREST = (10, 25, 50, 100, 200, 400), 5
 
 
@@ -181,10 +183,6 @@ def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, Lookup
     return found
 
 
-def ascending(losses: Iterable[float]) -> list[float]:
-    return sorted(loss for loss in losses if not math.isnan(loss))
-
-
 def judge_lookup(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
     best, middle = losses[0], statistics.median(losses)
     of = [found.loss] if isinstance(found, LookupResult) else found
@@ -272,7 +270,8 @@ def side(
         of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
         score = Scores(records, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of)
         of_task[task] = score
-        losses = ascending(score_all_candidates(layers, score).losses.values())
+        every_loss = score_all_candidates(layers, score).losses.values()
+        losses = sorted(loss for loss in every_loss if not math.isnan(loss))
         of_kinds = lookup_kinds(layers, score, seed=0)
         default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
         for kind, one in of_kinds.items():
@@ -290,10 +289,6 @@ def side(
         "two_layers_worst": len(sizes) - 1 + max(sizes),
         "similarity": similarities(features), "groups": groupings(some, features, of_task),
     }  # fmt: skip
-
-
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
