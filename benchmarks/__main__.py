@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -20,37 +21,34 @@ from benchmarks.harness import Clock, Facts
 from benchmarks.tables import Table, passes, show
 
 SUBJECTS = {
-    "engine": (
-        "noop taskvine fact_batches awareness zygote concurrent_requests transfers core_events memory_per_call streams"
-        " turns"
-    ),
-    "serving": "embeddings model_switch openai_batch step_times live_models gateway_objectives slinfer_decisions\
- json_schemas adapters gateway_cost gateway_rate dashboard lm_eval",
+    "engine": "noop taskvine fact_batches awareness zygote concurrent_requests transfers core_events memory_per_call\
+ streams turns",
+    "serving": "embeddings model_switch openai_batch step_times gateway_objectives gateway_objectives_paced\
+ slinfer_decisions json_schemas adapters gateway_cost gateway_rate dashboard lm_eval",
     "tuning": "prompt_bank prompt_groups prompt_quality tune_start tuning_times",
     "reliability": "preemption many_pilots restart lost_pilot journal journal_sync vanishing",
     "scale": "fidelity simulator scheduling_rounds",
 }
-
 ELSEWHERE = {
-    "core_events": ("benchmarks.engine.core_events", "events", "EVENTS_TITLE"),
-    "memory_per_call": ("benchmarks.engine.core_events", "memory", "MEMORY_TITLE"),
-    "lm_eval": ("benchmarks.serving.lm_eval_scores", "measure", "TITLE"),
-    "slinfer_decisions": ("benchmarks.papers.slinfer.decisions", "measure", "TITLE"),
-    "many_pilots": ("benchmarks.reliability.recovery", "many_pilots", "MANY_TITLE"),
-    "restart": ("benchmarks.reliability.recovery", "restart", "RESTART_TITLE"),
-    "lost_pilot": ("benchmarks.reliability.recovery", "lost_pilot", "LOST_TITLE"),
-    "journal": ("benchmarks.reliability.journal", "coming_back", "BACK_TITLE"),
-    "journal_sync": ("benchmarks.reliability.journal", "group_sync", "SYNC_TITLE"),
+    "fact_batches": ("engine.awareness", "batches", "BATCHES_TITLE"),
+    "core_events": ("engine.core_events", "events", "EVENTS_TITLE"),
+    "memory_per_call": ("engine.core_events", "memory", "MEMORY_TITLE"),
+    "lm_eval": ("serving.lm_eval_scores", "measure", "TITLE"),
+    "slinfer_decisions": ("papers.slinfer.decisions", "measure", "TITLE"),
+    "prompt_groups": ("tuning.prompt_bank", "groups", "GROUPS_TITLE"),
+    "tune_start": ("tuning.tuning_times", "start", "START_TITLE"),
+    "many_pilots": ("reliability.recovery", "many_pilots", "MANY_TITLE"),
+    "restart": ("reliability.recovery", "restart", "RESTART_TITLE"),
+    "lost_pilot": ("reliability.recovery", "lost_pilot", "LOST_TITLE"),
+    "journal": ("reliability.journal", "coming_back", "BACK_TITLE"),
+    "journal_sync": ("reliability.journal", "group_sync", "SYNC_TITLE"),
 }
 """Module, function and title of benchmarks in shared modules."""
-
 BENCHMARKS = {
-    name: ELSEWHERE.get(name, (f"benchmarks.{subject}.{name}", "measure", "TITLE"))
+    name: ELSEWHERE.get(name, (f"{subject}.{name}", "measure", "TITLE"))
     for subject, names in SUBJECTS.items()
     for name in names.split()
 }
-
-
 PAGE = "page.html"
 
 
@@ -62,11 +60,9 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=f"Run benchmarks; without a NAME, all of them:\n\n{_benchmark_list()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = f"Run benchmarks; without a NAME, all of them:\n\n{_benchmark_list()}"
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=about, formatter_class=raw)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run [all]")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--quick", action="store_true", help="check in a minute that they run; judge no bars")
@@ -78,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if unknown := [name for name in asked.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    say = partial(print, " ", file=sys.stderr, flush=True)
     clock = Clock(" ".join(["python -m benchmarks", *asked.names, *(["--quick"] if asked.quick else [])]))
     print(clock.facts().line().replace("`", ""), flush=True)
     tables, failed = [], []
@@ -85,25 +82,19 @@ def main(arguments: list[str] | None = None) -> int:
         begun = time.perf_counter()
         try:
             module, function, _ = BENCHMARKS[name]
-            table: Table = getattr(import_module(module), function)(_print_progress, quick=asked.quick)
+            table: Table = getattr(import_module(f"benchmarks.{module}"), function)(say, quick=asked.quick)
         except Exception:
             traceback.print_exc()
             failed.append(name)
             continue
         table = msgspec.structs.replace(table, seconds=round(time.perf_counter() - begun, 1))
         tables.append(table)
-        print(
-            "\n".join(
-                ["", *show(table, quick=asked.quick), f"{table.seconds:.0f} s, load after {os.getloadavg()[0]:.1f}"]
-            ),
-            flush=True,
-        )
+        shown = "\n".join(show(table, quick=asked.quick))
+        print(f"\n{shown}\n{table.seconds:.0f} s, load after {os.getloadavg()[0]:.1f}", flush=True)
     facts = clock.facts()
     asked.out.mkdir(parents=True, exist_ok=True)
-    record = Measured(facts, asked.quick, tuple(failed), tuple(tables))
-    (asked.json or asked.out / "record.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    )
+    record = msgspec.json.encode(Measured(facts, asked.quick, tuple(failed), tuple(tables)))
+    (asked.json or asked.out / "record.json").write_bytes(msgspec.json.format(record, indent=1) + b"\n")
     (asked.out / PAGE).write_text(page.write(tables, failed, facts, quick=asked.quick))
     status = print_outcome(tables, failed, quick=asked.quick)
     print(f"the bars as a picture: {asked.out / PAGE}")
@@ -133,12 +124,8 @@ def _benchmark_list() -> str:
         lines.append(f"{subject}:")
         for name in names.split():
             module, _, title = BENCHMARKS[name]
-            lines.append(f"  {name:20} {getattr(import_module(module), title)}")
+            lines.append(f"  {name:20} {getattr(import_module(f'benchmarks.{module}'), title)}")
     return "\n".join(lines)
-
-
-def _print_progress(line: str) -> None:
-    print(f"  {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

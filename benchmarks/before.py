@@ -1,9 +1,10 @@
 """Compare this checkout with another checkout, for example an earlier commit: run the sides alternately.
 
     git worktree add ../before COMMIT && make -C ../before install
-    python -m benchmarks.before ../before [noop core_events restart ...] [--pairs 4]
+    python -m benchmarks.before ../before [restart many_pilots ...] [--pairs 4]
 
-Each line is a ratio of rates, or the inverse ratio of times: at least 0.95 means "not worse".
+Each line is a ratio of rates, or the inverse ratio of times: at least 0.95 means "not worse". `lockstep` compares
+what takes seconds.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, commit, machine, output_of, spread, take_turns
+from benchmarks.harness import ROOT, commit, in_turns, machine, output_of, ratios, spread, verify_facts
 
 BAR = 0.95
 LIMIT_S = 900.0
+_FACTS = "facts-side"
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -38,32 +40,13 @@ class Case(msgspec.Struct, frozen=True):
     own_side: bool = False
 
 
-def _calls_per_s(found: dict[str, Any]) -> float:
-    return float(found["calls_per_s"])
-
-
-def _events_per_s(queued: str) -> Callable[[dict[str, Any]], float]:
-    return lambda found: statistics.median(found["events_per_second"][queued])
-
-
-_NOOP = ("benchmarks.engine.noop", "--executor", "stoker", "--how")
-_EVENTS = ("benchmarks.engine.core_events", "--json", "--repeats", "3", "--queued")
+_RECOVERY = "benchmarks.reliability.recovery"
 CASES = {
-    "noop": Case((*_NOOP, "app", "--calls", "10000"), _calls_per_s, "calls/s"),
-    "map": Case((*_NOOP, "map", "--calls", "100000"), _calls_per_s, "calls/s"),
-    "sequential": Case((*_NOOP, "sequential"), lambda found: found["p50_ms"], "ms", more_is_better=False),
-    "core_events": Case((*_EVENTS, "1000"), _events_per_s("1000"), "events/s"),
-    "core_events_100000": Case((*_EVENTS, "100000"), _events_per_s("100000"), "events/s"),
-    "simulator": Case(
-        ("benchmarks.scale.simulator", "steady"), lambda found: found["events"] / found["spent_s"], "events/s"
-    ),
-    "restart": Case(("benchmarks.reliability.recovery", "restart"), lambda found: found["at_work_s"], "s", False),
-    "lost_pilot": Case(("benchmarks.reliability.lost_pilot", "killed"), lambda found: found["seconds"], "s", False),
-    "many_pilots": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "2000"), _calls_per_s, "calls/s"),
-    "cold_load": Case(("benchmarks.engine.loads", "cold"), lambda found: found["seconds"], "s", False, own_side=True),
-    "eviction": Case(("benchmarks.engine.loads", "evict"), lambda found: found["seconds"], "s", False, own_side=True),
-    "facts": Case(("benchmarks.engine.loads", "demo"), lambda found: found["seconds"], "s", False, own_side=True),
-    "one_pilot": Case(("benchmarks.reliability.recovery", "rate", "--pilots", "1"), _calls_per_s, "calls/s"),
+    "restart": Case((_RECOVERY, "restart"), lambda found: found["at_work_s"], "s", False),
+    "lost_pilot": Case((_RECOVERY, "killed"), lambda found: found["seconds"], "s", False, own_side=True),
+    "many_pilots": Case((_RECOVERY, "rate", "--pilots", "2000"), lambda found: found["calls_per_s"], "calls/s"),
+    "one_pilot": Case((_RECOVERY, "rate", "--pilots", "1"), lambda found: found["calls_per_s"], "calls/s"),
+    "facts": Case(("benchmarks.before", _FACTS), lambda found: found["seconds"], "s", False, own_side=True),
 }
 
 
@@ -85,16 +68,10 @@ def measure_side(checkout: Path, case: Case) -> float:
     return case.figure(found)
 
 
-def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    figures: dict[str, list[float]] = {"here": [], "other": [], "better": []}
-    for pair in range(pairs):
-        found = take_turns(pair, {"here": lambda: measure_side(here, case), "other": lambda: measure_side(other, case)})
-        ours, theirs = found["here"], found["other"]
-        better = ours / theirs if case.more_is_better else theirs / ours
-        for name, number in (*found.items(), ("better", better)):
-            figures[name].append(number)
-        say(f"pair {pair + 1} of {pairs}: {ours:,.2f} and {theirs:,.2f} {case.unit}, load {os.getloadavg()[0]:.1f}")
-    return figures
+def verify_claims(count: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="facts-") as folder:
+        seconds, found = verify_facts(Path(folder), "--limit", str(count), "--out", str(Path(folder) / "out"))
+    return {"seconds": seconds, "claims": count, "verdicts": [prompt["confusion"] for prompt in found["prompts"]]}
 
 
 def options(about: str | None, cases: Collection[str], **counts: int) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -109,32 +86,37 @@ def options(about: str | None, cases: Collection[str], **counts: int) -> tuple[a
     if unknown := [name for name in asked.cases if name not in cases]:
         ask.error(f"unknown: {', '.join(unknown)}; one of {', '.join(cases)}")
     asked.cases = asked.cases or list(cases)
-    record = {
-        "machine": machine(),
-        "at": time.strftime("%Y-%m-%d %H:%M"),
-        "here": commit(),
-        "other": commit(asked.other),
-    }
-    return asked, {**record, **{name: getattr(asked, name) for name in counts}, "cases": {}}
+    facts = {"machine": machine(), "at": time.strftime("%Y-%m-%d %H:%M")}
+    commits = {"here": commit(), "other": commit(asked.other)}
+    return asked, {**facts, **commits, **{name: getattr(asked, name) for name in counts}, "cases": {}}
+
+
+def judge(name: str, better: list[float], bar: float, asked: argparse.Namespace, record: dict[str, Any]) -> bool:
+    """Print the ratio of a case, and write the record. Return True if the bar is met."""
+    is_met = statistics.median(better) >= bar
+    print(f"{name:<20} better {spread(better, digits=2)}  {'ok' if is_met else f'under {bar}'}", flush=True)
+    if asked.json is not None:
+        asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    return is_met
 
 
 def main() -> int:
     asked, record = options(__doc__, CASES, pairs=4)
-    missed = False
+    all_met, say = True, partial(print, " ", file=sys.stderr, flush=True)
     for name in asked.cases:
         case = CASES[name]
-        say = partial(print, " ", file=sys.stderr, flush=True)
-        figures = record["cases"][name] = compare(ROOT, asked.other, case, pairs=asked.pairs, say=say)
-        is_met = statistics.median(figures["better"]) >= BAR
-        missed |= not is_met
-        digits = 0 if statistics.median(figures["here"]) > 100 else 2
-        here, other = (spread(figures[each], digits=digits) for each in ("here", "other"))
-        better = f"better {spread(figures['better'], digits=2)}  {'ok' if is_met else f'under {BAR}'}"
-        print(f"{name:<20} here {here}  other {other} {case.unit}  {better}", flush=True)
-        if asked.json is not None:
-            asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-    return int(missed)
+        sides = {"here": partial(measure_side, ROOT, case), "other": partial(measure_side, asked.other, case)}
+        figures = in_turns(sides, asked.pairs, say, lambda side, one: f"{side} {one:,.2f}")
+        ours, theirs = figures["here"], figures["other"]
+        better = ratios(ours, theirs) if case.more_is_better else ratios(theirs, ours)
+        record["cases"][name] = {**figures, "better": better}
+        print(f"{name:<20} here {spread(ours, digits=2)}  other {spread(theirs, digits=2)} {case.unit}")
+        all_met &= judge(name, better, BAR, asked, record)
+    return int(not all_met)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:] == [_FACTS]:
+        print(json.dumps(verify_claims(900)))
+    else:
+        sys.exit(main())

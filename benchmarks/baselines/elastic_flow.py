@@ -20,23 +20,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.baselines import replicas
 from benchmarks.baselines.elastic_flow_plan import Job, Share, admits, by_two, elastic_sizes, minimum_shares
-from benchmarks.baselines.replicas import (
-    UNKNOWN_RUN_S,
-    ByOrder,
-    InRounds,
-    Place,
-    is_free,
-    item_times_s,
-    library_at,
-    load,
-    load_s,
-    place_of,
-    policies_by_order,
-    send,
-    share_left,
-    starts_in_s,
-)
+from benchmarks.baselines.replicas import ByOrder, InRounds, Place
 from stoker.manager.core.nouns import Call, CallState, Device, Gang, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Policies, Provisioning, Unload, View
 
@@ -124,27 +110,34 @@ class ElasticFlow(InRounds):
     def _job(self, view: View, call: Call) -> Job:
         context, options = call.group.context, call.group.options
         unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
-        times, left, fresh = item_times_s(call), share_left(view, call, learn=self.learn), not call.spec.progress
-        known = {smallest: call.group.cost.run_s or UNKNOWN_RUN_S} if times is None else times
+        times, left, fresh = (
+            replicas.item_times_s(call),
+            replicas.share_left(view, call, learn=self.learn),
+            not call.spec.progress,
+        )
+        known = {smallest: call.group.cost.run_s or replicas.UNKNOWN_RUN_S} if times is None else times
         due = options.objective.deadline_at if times is not None else 0.0
         runs = call.holder is not None and call.id not in self._evicted
         has = _size(call) if runs else 0
         fixed = runs and not self._can_change(call)
         run_s = [  # `lag_s` contains the remaining start time of a continuing job.
-            (size, left * seconds + (0.0 if runs and size == has else starts_in_s(call, size=size, fresh=fresh)))
+            (
+                size,
+                left * seconds + (0.0 if runs and size == has else replicas.starts_in_s(call, size=size, fresh=fresh)),
+            )
             for size, seconds in known.items()
         ]
         steps = by_two(run_s, smallest=smallest, unit=unit)
         if fixed:
-            steps = ((has * unit, left * known.get(has, UNKNOWN_RUN_S)),)
+            steps = ((has * unit, left * known.get(has, replicas.UNKNOWN_RUN_S)),)
         if runs:
-            lag_s = max(0.0, call.sent_at + starts_in_s(call, size=has, fresh=fresh) - view.now)
+            lag_s = max(0.0, call.sent_at + replicas.starts_in_s(call, size=has, fresh=fresh) - view.now)
         else:
             places = self._places.get(call.id, []) if call.id not in self._evicted else []
             has = len(places)
-            started = [x.started_at for place in places if (x := library_at(view, context, place)) is not None]
-            lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now)
-        return Job(call.id, due, steps, has * unit, load_s(context), lag_s, fixed)
+            started = [x.started_at for place in places if (x := replicas.library_at(view, context, place)) is not None]
+            lag_s = max(0.0, max(started, default=0.0) + replicas.load_s(context) - view.now)
+        return Job(call.id, due, steps, has * unit, replicas.load_s(context), lag_s, fixed)
 
     def _evict(self, view: View) -> list[Action]:
         plan: list[Action] = []
@@ -152,7 +145,9 @@ class ElasticFlow(InRounds):
             call = view.calls[id]
             if call.state is CallState.WAITING:
                 places = self._places.get(id, [])
-                self._places[id] = [p for p in places[:wants] if library_at(view, call.group.context, p) is not None]
+                self._places[id] = [
+                    p for p in places[:wants] if replicas.library_at(view, call.group.context, p) is not None
+                ]
             elif id not in self._evicted and self._can_change(call) and _size(call) != wants:
                 self._evicted.add(id)
                 plan.append(Evict(call.id))
@@ -166,7 +161,7 @@ class ElasticFlow(InRounds):
         return [
             Unload(library.id, "its job has ended or goes on with another size, and nothing is kept")
             for library in view.libraries.values()
-            if library.usable and not library.held and place_of(library.devices) not in kept
+            if library.usable and not library.held and replicas.place_of(library.devices) not in kept
         ]
 
     def _begin(self, view: View) -> list[Action]:
@@ -176,7 +171,9 @@ class ElasticFlow(InRounds):
             call for id, size in self._sizes.items()
             if size and (call := view.calls[id]).state is CallState.WAITING
         ]  # fmt: skip
-        line.sort(key=_queue_key)
+        line.sort(
+            key=lambda call: (-call.group.context.recipe.needs.devices, _due_at(call), call.submitted_at, call.id)
+        )
         for call in line:
             context, places, wants = call.group.context, self._places[call.id], self._sizes[call.id]
             lacks = wants - len(places)
@@ -185,14 +182,14 @@ class ElasticFlow(InRounds):
                 if len(free) < lacks:
                     continue
                 taken.update(device for devices in free for device in devices)
-                places += [place_of(devices) for devices in free]
-                plan += [load(context, devices) for devices in free]
+                places += [replicas.place_of(devices) for devices in free]
+                plan += [replicas.load(context, devices) for devices in free]
                 continue
-            crew = [library_at(view, context, place) for place in places]
-            members: list[Library] = [x for x in crew if x is not None and is_free(x)]
+            crew = [replicas.library_at(view, context, place) for place in places]
+            members: list[Library] = [x for x in crew if x is not None and replicas.is_free(x)]
             if len(members) == wants:
                 self._sent.add(call.id)
-                plan.append(send(call, members))
+                plan.append(replicas.send(call, members))
         return plan
 
 
@@ -200,11 +197,10 @@ def _size(call: Call) -> int:
     return len(call.holder.members) if isinstance(call.holder, Gang) else 1
 
 
-def _queue_key(call: Call) -> tuple[float, ...]:
-    due = call.group.options.objective.deadline_at or math.inf
-    return -call.group.context.recipe.needs.devices, due, call.submitted_at, call.id
+def _due_at(call: Call) -> float:
+    return call.group.options.objective.deadline_at or math.inf
 
 
 def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
     """Return the policies of ElasticFlow on a fixed cluster."""
-    return policies_by_order(lambda residency: ElasticFlow(residency, **settings), provisioning)
+    return replicas.policies_by_order(lambda residency: ElasticFlow(residency, **settings), provisioning)

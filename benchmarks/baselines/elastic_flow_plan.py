@@ -77,8 +77,6 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Free:
-    __slots__ = ("_at", "_count")
-
     def __init__(self, devices: int, *, now: float) -> None:
         self._at, self._count = [now], [devices]
 
@@ -106,7 +104,7 @@ def fill(job: Job, size: int, free: Free) -> Share | None:
     left, has, lost = 1.0, job.size, job.lag_s
     pieces: list[tuple[float, float, int]] = []
     for start, end, spare in free.pieces():
-        step = _smaller_size(job, min(size, spare))
+        step = max((step for step in job.run_s if step[0] <= min(size, spare)), default=None)
         if step is None:
             has = 0
             continue
@@ -182,12 +180,3 @@ def _steps(job: Job, has: int) -> Iterator[_Step]:
     for size, _ in job.run_s:
         if size > has and job.lasts_s(size) < lasts_s:
             yield (size * job.lasts_s(size) - has * lasts_s) / (size - has), due, job.id, has, size
-
-
-def _smaller_size(job: Job, most: int) -> tuple[int, float] | None:
-    found = None
-    for step in job.run_s:
-        if step[0] > most:
-            break
-        found = step
-    return found

@@ -13,8 +13,6 @@ from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 
-_WHY = "its call has ended, and nothing is kept"
-
 
 class OneCallEach(HottestFirst):
     """Dispatch one call to each library, then unload the library unless its recipe retires it."""
@@ -30,7 +28,7 @@ class OneCallEach(HottestFirst):
 
     def _end(self, library: Library) -> tuple[Action, ...]:
         retires = 0 < library.context.recipe.calls_per_library <= library.served
-        return () if retires else (Unload(library.id, _WHY),)
+        return () if retires else (Unload(library.id, "its call has ended, and nothing is kept"),)
 
 
 class LoadForEachCall(LoadWhereWanted):

@@ -34,22 +34,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.baselines.replicas import (
-    ByOrder,
-    InRounds,
-    Place,
-    is_free,
-    item_times_s,
-    library_at,
-    load,
-    load_s,
-    place_of,
-    policies_by_order,
-    send,
-    share_left,
-    starts_in_s,
-    waiting,
-)
+from benchmarks.baselines import replicas
+from benchmarks.baselines.replicas import ByOrder, InRounds, Place
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies, Provisioning, Unload, View
 
@@ -60,8 +46,6 @@ _RECENT = 20
 
 class Traffic:
     """Arrivals of a model in the last `long_s`, and mean instance-seconds of its jobs."""
-
-    __slots__ = ("_arrivals", "_instance_s", "_jobs", "long_s", "short_s")
 
     def __init__(self, *, long_s: float, short_s: float) -> None:
         self.long_s, self.short_s = long_s, short_s
@@ -174,10 +158,12 @@ class Infless(InRounds):
         return found
 
     def _check_crews(self, view: View) -> None:
-        here: dict[int, Context] = {x.id: x.group.context for x in waiting(view) if x.id in self._crews}
+        here: dict[int, Context] = {
+            x.id: context for context in view.waiting_contexts.values() for x in context.queue if x.id in self._crews
+        }
         for id, places in list(self._crews.items()):
             context = here.get(id)
-            if context is None or any(library_at(view, context, place) is None for place in places):
+            if context is None or any(replicas.library_at(view, context, place) is None for place in places):
                 del self._crews[id]
         self._wanted = {id: count for id, count in self._wanted.items() if id in self._crews}
 
@@ -186,9 +172,9 @@ class Infless(InRounds):
 
     def _serve(self, view: View, context: Context) -> list[Action]:
         kept, plan = self._kept(), list[Action]()
-        alive = [x for x in context.libraries.values() if x.usable and place_of(x.devices) not in kept]
+        alive = [x for x in context.libraries.values() if x.usable and replicas.place_of(x.devices) not in kept]
         stock = _Stock(
-            sorted((x for x in alive if is_free(x)), key=lambda x: (-x.used_at, x.id)),
+            sorted((x for x in alive if replicas.is_free(x)), key=lambda x: (-x.used_at, x.id)),
             [x for x in alive if x.state is LibraryState.LOADING],
             [devices for devices in self.residency.places(view, context) if not self._taken & set(devices)],
         )
@@ -205,14 +191,18 @@ class Infless(InRounds):
 
     def _start(self, view: View, call: Call) -> list[Action]:
         places = self._crews[call.id]
-        crew = [x for place in places if (x := library_at(view, call.group.context, place)) is not None and is_free(x)]
+        crew = [
+            x
+            for place in places
+            if (x := replicas.library_at(view, call.group.context, place)) is not None and replicas.is_free(x)
+        ]
         if len(crew) < len(places):
             return []
         if len(places) < self._wanted.get(call.id, 0):
             return []
         del self._crews[call.id]
         self._taken.update(device for library in crew for device in library.devices)
-        return [send(call, crew)]
+        return [replicas.send(call, crew)]
 
     def _complete(self, view: View, call: Call, stock: _Stock) -> list[Action]:
         places, wanted = self._crews[call.id], self._wanted.get(call.id, 0)
@@ -223,7 +213,7 @@ class Infless(InRounds):
             del self._wanted[call.id]
             return []
         members, orders = self._take_devices(call.group.context, stock, wanted - len(places))
-        places += [place_of(devices) for devices in members]
+        places += [replicas.place_of(devices) for devices in members]
         return orders
 
     def _take_devices(
@@ -234,7 +224,7 @@ class Infless(InRounds):
         fresh = [stock.free.pop(0) for _ in range(min(count - len(crew), len(stock.free)))]
         members = [*(library.devices for library in crew), *fresh]
         self._taken.update(device for devices in members for device in devices)
-        return members, [load(context, devices) for devices in fresh]
+        return members, [replicas.load(context, devices) for devices in fresh]
 
     def _assign_instances(self, view: View, call: Call, stock: _Stock) -> list[Action]:
         context, objective = call.group.context, call.group.options.objective
@@ -257,11 +247,11 @@ class Infless(InRounds):
         at_once = len(idle) == count
         plan: list[Action] = []
         if objective.deadline_at:
-            ends_at = view.now + lasts[count] + (0.0 if at_once else load_s(context))
+            ends_at = view.now + lasts[count] + (0.0 if at_once else replicas.load_s(context))
             plan.append(Forecast(call.id, ends_at, in_time))
         if at_once:
-            return [*plan, send(call, idle)]
-        self._crews[call.id] = [place_of(devices) for devices in members]
+            return [*plan, replicas.send(call, idle)]
+        self._crews[call.id] = [replicas.place_of(devices) for devices in members]
         if len(members) < count:
             self._wanted[call.id] = count
         return [*plan, *orders]
@@ -271,17 +261,21 @@ class Infless(InRounds):
         for count, seconds in lasts.items():
             if count > most:
                 break
-            launch_s = load_s(call.group.context) if count > len(stock.idle) else 0.0
+            launch_s = replicas.load_s(call.group.context) if count > len(stock.idle) else 0.0
             if not due or view.now + launch_s + seconds <= due:
                 return count
         return 0
 
     def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
-        times, left, fresh = item_times_s(call), share_left(view, call, learn=self.learn), not call.spec.progress
+        times, left, fresh = (
+            replicas.item_times_s(call),
+            replicas.share_left(view, call, learn=self.learn),
+            not call.spec.progress,
+        )
         if times is None:
             return {max(1, call.group.options.gang[0]): call.group.cost.run_s}
         return {
-            size: (1 + self.margin) * (left * seconds + starts_in_s(call, size=size, fresh=fresh))
+            size: (1 + self.margin) * (left * seconds + replicas.starts_in_s(call, size=size, fresh=fresh))
             for size, seconds in times.items()
         }
 
@@ -289,7 +283,7 @@ class Infless(InRounds):
         wants = self._traffic_of(context).wanted_instances(view.now, window_s=self.window_s)
         if wants:
             self._again = min(self._again, view.now + _LOOK_AGAIN_S)
-        alive = {place_of(x.devices): x for x in context.libraries.values() if x.usable}
+        alive = {replicas.place_of(x.devices): x for x in context.libraries.values() if x.usable}
         kept, plan = self._kept(), list[Action]()
         crews = [places for id, places in self._crews.items() if view.calls[id].group.context is context]
         lacks = wants - len(alive) - sum(place not in alive for places in crews for place in places)
@@ -297,10 +291,10 @@ class Infless(InRounds):
             if lacks > 0 and not self._taken & set(devices):
                 self._taken.update(devices)
                 lacks -= 1
-                plan.append(load(context, devices))
+                plan.append(replicas.load(context, devices))
         spare, keep_s = len(alive) - wants, self._keep_s(view, context)
         for place, library in sorted(alive.items(), key=lambda entry: (entry[1].used_at, entry[1].id)):
-            if place in kept or not is_free(library) or self._taken & set(library.devices) or spare <= 0:
+            if place in kept or not replicas.is_free(library) or self._taken & set(library.devices) or spare <= 0:
                 continue
             if library.used_at + keep_s <= view.now:
                 spare -= 1
@@ -318,4 +312,4 @@ class Infless(InRounds):
 
 def infless(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
     """Return policies in which each context scales libraries with its calls and keeps idle libraries for a while."""
-    return policies_by_order(lambda residency: Infless(residency, **settings), provisioning)
+    return replicas.policies_by_order(lambda residency: Infless(residency, **settings), provisioning)

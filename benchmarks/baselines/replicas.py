@@ -1,26 +1,16 @@
 """Shared parts of gang policies: replicas on whole devices, and call durations.
 
-Dispatch plans in rounds and requests loads; residency (`ByOrder`) selects devices. A replica is one library.
+seams.Dispatch plans in rounds and requests loads; residency (`ByOrder`) selects devices. A replica is one library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from stoker.manager.core import seams
 from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState
 from stoker.manager.core.per_context import LEAST_S, work_of
-from stoker.manager.core.seams import (
-    Action,
-    Dispatch,
-    FailWaiting,
-    Load,
-    Policies,
-    Provisioning,
-    Send,
-    SendGang,
-    Timer,
-    View,
-)
+from stoker.manager.core.seams import Action, Load, Policies, Provisioning, Timer, View
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S, WholeDevice
@@ -65,7 +55,7 @@ class ByOrder(WholeDevice):
             return (*hopeless, Timer(view.now + self.ask_again_s, context.recipe.key))
         if any(library.usable for library in context.libraries.values()) or self.places(view, context):
             return (Timer(view.now + self.ask_again_s, context.recipe.key),)
-        return [action for action in super().wanted(view, context) if isinstance(action, Timer | FailWaiting)]
+        return [action for action in super().wanted(view, context) if isinstance(action, Timer | seams.FailWaiting)]
 
     def places(self, view: View, context: Context) -> list[tuple[Device, ...]]:
         """Return devices where a replica can load, on the fullest nodes first, to keep whole nodes free."""
@@ -76,7 +66,9 @@ class ByOrder(WholeDevice):
         return (sum(not other.libraries for other in device.pilot.devices.values()),)
 
 
-def policies_by_order(make_dispatch: Callable[[ByOrder], Dispatch], provisioning: Provisioning | None) -> Policies:
+def policies_by_order(
+    make_dispatch: Callable[[ByOrder], seams.Dispatch], provisioning: Provisioning | None
+) -> Policies:
     asked = provisioning or KeepBlocks()
     residency = ByOrder(provisioning=asked)
     return Policies(make_dispatch(residency), residency, asked)
@@ -106,13 +98,8 @@ def is_free(library: Library) -> bool:
 
 def send(call: Call, libraries: Sequence[Library]) -> Action:
     if call.group.options.gang[1] == 1:
-        return Send(call.id, libraries[0].id)
-    return SendGang(call.id, tuple(library.id for library in libraries))
-
-
-def waiting(view: View) -> Iterator[Call]:
-    for context in view.waiting_contexts.values():
-        yield from context.queue
+        return seams.Send(call.id, libraries[0].id)
+    return seams.SendGang(call.id, tuple(library.id for library in libraries))
 
 
 def load_s(context: Context) -> float:

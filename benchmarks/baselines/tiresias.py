@@ -16,7 +16,7 @@ import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
 
-from benchmarks.baselines.one_line import PERIOD_S, EveryDevice, OneLine, start, waiting_among
+from benchmarks.baselines.shortest_first import PERIOD_S, EveryDevice, OneLine, start, waiting_among
 from stoker.manager.core.nouns import Call, CallState, Context, LibraryState
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, Provisioning, Timer, View
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -24,7 +24,6 @@ from stoker.manager.policies.provisioning import KeepBlocks
 THRESHOLDS_GPU_S = (18_000.0,)
 RESTART_S, WIDE_RESTART_S, WIDE_FROM = 40.0, 60.0, 9
 """Seconds to resume a call; seconds to resume a wide call; minimum GPUs of a wide call."""
-_DUE = "due"
 _ROUNDING_S = 1e-3
 
 
@@ -115,11 +114,10 @@ class Tiresias(OneLine):
                     yield from self._begin(view, job, active)
                 elif job.holds_until is not None and view.now >= job.holds_until - _ROUNDING_S:
                     yield from self._resume_job(job)
-        due = min(
-            (self._due_at(view, job) for active in self._active.values() for job in active.values()), default=math.inf
-        )
+        jobs = (job for active in self._active.values() for job in active.values())
+        due = min((self._due_at(view, job) for job in jobs), default=math.inf)
         if due < math.inf:
-            yield Timer(due, _DUE)
+            yield Timer(due, "due")
 
     def _demote(self, view: View, job: Job, queues: list[list[Job]]) -> None:
         service = job.service_gpu_s(view.now) + _ROUNDING_S

@@ -1,36 +1,41 @@
 """Compare the three levels of context awareness of the paper: fact verification with SmolLM2-135M, 16 claims per call.
 
-Numbers are wall-clock times of whole `stoker run fact_verification` processes.
+Numbers are wall-clock times of whole `stoker run fact_verification` processes. FINDINGS.md explains the comparisons.
+The side `alone` makes the same calls on loaded slots (*inferences alone*).
 
-1. Full awareness against one load per slot plus the inferences alone. *Inferences alone* are the same calls on
-loaded slots, by `python -m benchmarks.engine.awareness --limit 300 [--no-snapshot]`. A second line uses the model
-time of the run, divided by the slots.
-
-2. No awareness against full awareness, with the shipped GGUF file (`--no-snapshot`) and with a snapshot.
+`fact_batches` compares calls of 1, 16 and 256 claims on one loaded context, in turn in one session: run times should
+be equal (paper §4.3: 13.6 %).
 """
 
 from __future__ import annotations
 
-import json
+import itertools
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import stoker
-from benchmarks.harness import MODEL, missing, ratios, run_side, side_options, take_turns, verify_facts
+from benchmarks.harness import MODEL, in_turns, missing, ratios, run_side, take_turns, until, verify_facts
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.common.calls import run_calls
+from stoker.apps.fact_verification import options as facts
 from stoker.apps.fact_verification.functions import Question, verify
 from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, read_claims, sample_claims
 from stoker.apps.fact_verification.run import make_recipe, plan
+from stoker.contexts.causal_lm import causal_lm, default_model
 from stoker.sessions import facts_of
 
 NAME, TITLE = "awareness", "fact verification at the three levels of awareness"
 SIDE = "benchmarks.engine.awareness"
 PROMPTS, BATCH = 3, 16
+BATCHES = "fact_batches"
+BATCHES_TITLE = "fact verification in calls of 1, 16 and 256 claims, awareness full, loads excluded"
+SIZES = (1, 16, 256)
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -50,30 +55,43 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
-    full: list[float] = []
-    bound: list[float] = []
-    own: list[float] = []
-    for pair in range(pairs):
-        sides: dict[str, Callable[[], Any]] = {
-            "full": lambda: runner.run("full", limit), "alone": lambda: runner.alone(limit)
-        }  # fmt: skip
-        found = take_turns(pair, sides)
-        (seconds, attempt), alone_s = found["full"], found["alone"]
-        load_s = attempt["load_device_s"] / attempt["loads"]
-        runner.say(f"load {load_s:.1f} s, inferences alone {alone_s:.1f} s")
-        full.append(seconds)
-        bound.append(load_s + alone_s)
-        own.append(load_s + attempt["infer_device_s"] / attempt["devices"])
-    size = f"{PROMPTS * limit} inferences, {calls_of(limit)} calls, with a snapshot"
+def batches(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    if reason := missing(*MODEL):
+        return Table(name=BATCHES, title=BATCHES_TITLE, skipped=reason)
+    claims, runs = (8, 1) if quick else (1024, 3)
+    found = run_side(SIDE, "batches", "--limit", str(claims), "--runs", str(runs), timeout_s=3600)
+    seconds = {size: found["seconds"][str(size)] for size in SIZES}
+    medians = [statistics.median(taken) for taken in seconds.values()]
     lines = []
-    for what, other, bar in (
-        (f"full, {size}, s", bound, Bar(at_most=1.05)),
-        ("the same against a load + its own time in the model, s", own, Bar(at_most=1.05)),
-    ):
-        cells = {"full": full, "load + inferences alone": other, "full / that": ratios(full, other)}
-        lines.append(Line(what=what, cells=cells, bar=bar, digits=1, last_digits=3))
-    return lines
+    for size, taken in seconds.items():
+        say(f"calls of {size}: " + ", ".join(f"{one:.1f} s" for one in taken))
+        cells = {"seconds": taken, "claims/s": [claims / one for one in taken]}
+        lines.append(Line(what=f"{claims:,} claims in calls of {size}", cells=cells, digits=1))
+    apart = {"slowest / fastest": [max(medians) / min(medians)]}
+    what = "the slowest size against the fastest (medians)"
+    lines.append(Line(what=what, cells=apart, bar=Bar(at_most=1.10, repeats=1), last_digits=3))
+    return Table(name=BATCHES, title=BATCHES_TITLE, lines=lines)
+
+
+def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
+    sides: dict[str, Callable[[], Any]] = {
+        "full": lambda: runner.run("full", limit), "alone": lambda: runner.alone(limit)
+    }  # fmt: skip
+    found = in_turns(sides, pairs, runner.say, lambda side, one: f"{side} {one if side == 'alone' else one[0]:.1f} s")
+    full, attempts = [seconds for seconds, _ in found["full"]], [attempt for _, attempt in found["full"]]
+    load_s = [attempt["load_device_s"] / attempt["loads"] for attempt in attempts]
+    bound = [load + alone_s for load, alone_s in zip(load_s, found["alone"], strict=True)]
+    own = [load + one["infer_device_s"] / one["devices"] for load, one in zip(load_s, attempts, strict=True)]
+    size = f"{PROMPTS * limit} inferences, {calls_of(limit)} calls, with a snapshot"
+    return [
+        Line(
+            what=what, cells={"full": full, "load + inferences alone": other, "full / that": ratios(full, other)},
+            bar=Bar(at_most=1.05), digits=1, last_digits=3,
+        )
+        for what, other in (
+            (f"full, {size}, s", bound), ("the same against a load + its own time in the model, s", own),
+        )
+    ]  # fmt: skip
 
 
 def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: float) -> list[Line]:
@@ -88,15 +106,12 @@ def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: 
         for level, (taken, _) in take_turns(pair, sides).items():
             seconds[level].append(taken)
     size = f"{which}, {PROMPTS * limit} inferences, {calls_of(limit)} calls, s"
-    bar = Bar(at_least=at_least, repeats=1)
     lines = []
-    for level in ("none", "disk"):
-        if seconds[level]:
-            full = seconds["full"][: len(seconds[level])]
-            cells = {"below full": seconds[level], "full": full, "ratio": ratios(seconds[level], full)}
-            lines.append(
-                Line(what=f"{level} against full, {size}", cells=cells, bar=bar if level == "none" else None, digits=1)
-            )
+    for level, bar in (("none", Bar(at_least=at_least, repeats=1)), ("disk", None)):
+        if below := seconds[level]:
+            full = seconds["full"][: len(below)]
+            cells = {"below full": below, "full": full, "ratio": ratios(below, full)}
+            lines.append(Line(what=f"{level} against full, {size}", cells=cells, bar=bar, digits=1))
     return lines
 
 
@@ -106,10 +121,8 @@ def calls_of(limit: int) -> int:
 
 class Runner:
     def __init__(self, place: Path, say: Callable[[str], None], *, home: Path | None) -> None:
-        self.say = say
-        self._place = place
+        self.say, self._place, self._home = say, place, home
         self._runs = 0
-        self._home = home
 
     def run(self, what: str, limit: int, *arguments: str) -> tuple[float, dict[str, Any]]:
         self._runs += 1
@@ -125,13 +138,13 @@ class Runner:
 
     def alone(self, limit: int) -> float:
         environment = {"STOKER_HOME": str(self._home)} if self._home else {}
-        found = run_side(SIDE, "--limit", str(limit), folder=self._place, environment=environment)
+        found = run_side(SIDE, "alone", "--limit", str(limit), folder=self._place, environment=environment)
         return float(found["inferences_s"])
 
 
-def main() -> None:
-    asked = side_options(__doc__, limit=300, no_snapshot=False)
-    options = VerificationOptions(limit=asked.limit, snapshot=not asked.no_snapshot)
+def infer_alone(limit: int) -> dict[str, float]:
+    """Make the calls of a run on loaded slots."""
+    options = VerificationOptions(limit=limit)
     claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [
@@ -146,27 +159,53 @@ def main() -> None:
     with stoker.load() as session:
         ask = facts_of(session, {recipe.key})
         warm = Question(number=0, prefix="", texts=("Is water wet? It is",) * 4, words=(" true", " false"))
-        until = time.monotonic() + 600
-        while not 0 < ask().devices == ask().hot:
+
+        def is_hot() -> bool:
             list(run_calls([(scored, [warm] * 8)]))
-            if time.monotonic() > until:
-                raise RuntimeError(f"not every slot became hot: {ask()}")
+            return 0 < ask().devices == ask().hot
+
+        until(is_hot, 600.0, "every slot is hot")
         list(run_calls([(scored, [warm] * 8)]))
         begun = time.perf_counter()
         made = list(run_calls([(scored, questions)]))
         seconds = time.perf_counter() - begun
-        facts = ask()
+        known = ask()
     if sorted(scores.number for scores in made) != list(range(len(questions))):
         raise RuntimeError(f"{len(made)} results for {len(questions)} calls")
-    if len({scores.worker for scores in made}) != facts.devices:
-        raise RuntimeError(f"only {len({scores.worker for scores in made})} of {facts.devices} slots were used")
-    print(json.dumps({
-        "inferences_s": seconds,
-        "infer_device_s": sum(scores.infer_s for scores in made),
-        "load_s": facts.load_s,
-        "calls": len(questions),
-    }))  # fmt: skip
+    if len({scores.worker for scores in made}) != known.devices:
+        raise RuntimeError(f"only {len({scores.worker for scores in made})} of {known.devices} slots were used")
+    infer_device_s = sum(scores.infer_s for scores in made)
+    return {
+        "inferences_s": seconds, "infer_device_s": infer_device_s, "load_s": known.load_s, "calls": len(questions)
+    }  # fmt: skip
+
+
+def time_batches(claims: int, runs: int) -> dict[str, dict[int, list[float]]]:
+    prompt = facts.read_prompts(facts.SHIPPED)[0]
+    everything = itertools.cycle(read_claims(facts.SAMPLE))
+    texts = [prompt.fill(claim) for claim in itertools.islice(everything, claims)]
+    app = verify.with_options(context=causal_lm(default_model()))
+    seconds: dict[int, list[float]] = {size: [] for size in SIZES}
+
+    def call(some: list[str]) -> Question:
+        return Question(number=0, prefix=prompt.prefix, texts=tuple(some), words=prompt.answers)
+
+    with stoker.load():
+        list(stoker.map(app, [call(texts[:2]) for _ in range(16)]))
+        for turn in range(runs):
+            for size in SIZES[turn % 3 :] + SIZES[: turn % 3]:
+                calls = [call(texts[i : i + size]) for i in range(0, claims, size)]
+                begun = time.perf_counter()
+                made = sum(len(scores.rows) for scores in stoker.map(app, calls))
+                seconds[size].append(time.perf_counter() - begun)
+                if made != claims:
+                    raise RuntimeError(f"{made} claims came back, not {claims}")
+    return {"seconds": seconds}
+
+
+def side(what: Literal["alone", "batches"], limit: int = 300, runs: int = 3) -> dict[str, Any]:
+    return infer_alone(limit) if what == "alone" else time_batches(limit, runs)
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

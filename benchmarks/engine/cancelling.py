@@ -8,11 +8,8 @@ cancels calls in one-slot libraries, and measures the time until the next call s
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,67 +22,48 @@ from typing import Any
 import httpx
 
 import stoker
-from benchmarks.harness import machine, spread
+from benchmarks.harness import machine, side_options, spread, until
 from benchmarks.serving.embeddings import write_model
+from benchmarks.serving.gateways import served
+from benchmarks.starting import keep_state_in, local_session
 from stoker.contexts.causal_lm import default_model
-from stoker.site import Pilot, Site
 
-STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
 GAP_BAR_S = SLOT_BAR_S = 1.0
-_PORT = 18_431
 _READS_S = 15.0
 _QUESTION = [{"role": "user", "content": "Tell a long story about the sea."}]
 
 
 def main() -> None:
-    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asking.add_argument("--repeats", type=int, default=5)
-    asking.add_argument("--json", type=Path, help="file for all numbers")
-    asked = asking.parse_args()
-    sys.stdout.write(f"{machine()}; load {os.getloadavg()[0]:.1f}; median (min-max) of {asked.repeats}\n")
+    asked = side_options(__doc__, repeats=5, json="")
+    print(f"{machine()}; load {os.getloadavg()[0]:.1f}; median (min-max) of {asked.repeats}")
     with tempfile.TemporaryDirectory(prefix="cancelling-") as folder:
-        os.environ["STOKER_HOME"] = folder
+        keep_state_in(folder)
         alone, gaps, libraries = gateway_gaps(Path(folder), asked.repeats)
-        _say("longest gap of a stream alone, s", alone)
-        _say("longest gap of a stream while another client leaves, s", gaps, GAP_BAR_S)
-        sys.stdout.write(f"  libraries that were started in all: {libraries}\n")
+        _print("longest gap of a stream alone, s", alone)
+        _print("longest gap of a stream while another client leaves, s", gaps, GAP_BAR_S)
+        print(f"  libraries that were started in all: {libraries}")
         slots = free_slots(Path(folder), asked.repeats)
     for method, times in slots.items():
-        _say(f"cancel of {method}: until the slot is free, s", times, SLOT_BAR_S)
+        _print(f"cancel of {method}: until the slot is free, s", times, SLOT_BAR_S)
     if asked.json:
-        asked.json.write_text(
-            json.dumps({"machine": machine(), "alone_s": alone, "gaps_s": gaps, "slots_s": slots}) + "\n"
-        )
+        record = {"machine": machine(), "alone_s": alone, "gaps_s": gaps, "slots_s": slots}
+        Path(asked.json).write_text(json.dumps(record) + "\n")
 
 
-def _say(what: str, numbers: list[float], bar: float = 0.0) -> None:
+def _print(what: str, numbers: list[float], bar: float = 0.0) -> None:
     verdict = f"; bar {bar:g}: {'met' if max(numbers) < bar else 'missed'}" if bar else ""
-    sys.stdout.write(f"  {what}: {spread(numbers, digits=3)}{verdict}; load {os.getloadavg()[0]:.1f}\n")
-    sys.stdout.flush()
+    print(f"  {what}: {spread(numbers, digits=3)}{verdict}; load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def gateway_gaps(folder: Path, repeats: int) -> tuple[list[float], list[float], int]:
     """Return the longest gap per repeat in seconds, without and with a disconnect, and the number of libraries."""
-    (folder / "models.toml").write_text(f'[models.smollm2]\npath = "{default_model()}"\n')
-    (folder / "site.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\ninit_blocks = 1\nmax_blocks = 1\n')
-    command = [*STOKER, "serve", "site.toml", "models.toml", "--port", str(_PORT)]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as gateway:
-        try:
-            assert gateway.stdout is not None
-            said = ""
-            while "/v1" not in said:
-                said += gateway.stdout.readline() or sys.exit(said)
-            threading.Thread(target=gateway.stdout.read, daemon=True).start()
-            url = f"http://127.0.0.1:{_PORT}/v1/chat/completions"
-            body = {"model": "smollm2", "messages": _QUESTION, "max_tokens": 8}
-            httpx.post(url, json=body, timeout=600).raise_for_status()  # This request loads the model.
-            pairs = [(_token_gap_s(url, leaves=False), _token_gap_s(url, leaves=True)) for _ in range(repeats)]
-            libraries = len({path.name for path in folder.rglob("lib-*.log")})
-            return [alone for alone, _ in pairs], [gap for _, gap in pairs], libraries
-        finally:
-            gateway.terminate()
-            gateway.wait()
-            subprocess.run([*STOKER, "down", "--all"], cwd=folder, check=False, capture_output=True)
+    with served(folder, f'[models.smollm2]\npath = "{default_model()}"\n') as port:
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        body = {"model": "smollm2", "messages": _QUESTION, "max_tokens": 8}
+        httpx.post(url, json=body, timeout=600).raise_for_status()  # This request loads the model.
+        pairs = [(_token_gap_s(url, leaves=False), _token_gap_s(url, leaves=True)) for _ in range(repeats)]
+        libraries = len({path.name for path in folder.rglob("lib-*.log")})
+    return [alone for alone, _ in pairs], [gap for _, gap in pairs], libraries
 
 
 def _token_gap_s(url: str, *, leaves: bool) -> float:
@@ -96,36 +74,30 @@ def _token_gap_s(url: str, *, leaves: bool) -> float:
         with suppress(httpx.ReadTimeout):
             httpx.post(url, json={**body, "max_tokens": 2_000}, timeout=httpx.Timeout(60, read=3.0))
 
+    other = threading.Thread(target=leave)
     with httpx.stream("POST", url, json={**body, "max_tokens": 1_500, "stream": True}, timeout=600) as stream:
-        lines = stream.iter_lines()
+        lines = filter(None, stream.iter_lines())
         for _ in range(5):
             next(lines)
         times.append(time.monotonic())
-        other = threading.Thread(target=leave)
         if leaves:
             other.start()
-        for line in lines:
-            if line:
-                times.append(time.monotonic())
-            if times[-1] - times[0] > _READS_S:
-                break
+        while times[-1] - times[0] <= _READS_S and next(lines, ""):
+            times.append(time.monotonic())
     if leaves:
         other.join()
     return max(later - earlier for earlier, later in pairwise(times))
 
 
-def generate(model: Any, begun: str) -> Any:
-    open(begun, "w").close()
+def generate(model: Any) -> Any:
     return model.generate(["Tell a story."] * 8, max_new_tokens=1_500)
 
 
-def label_scores(model: Any, begun: str) -> Any:
-    open(begun, "w").close()
+def label_scores(model: Any) -> Any:
     return model.label_scores(["The sea is deep and blue. " * 40 + str(n) for n in range(500)], [" true", " false"])
 
 
-def embed(model: Any, begun: str) -> Any:
-    open(begun, "w").close()
+def embed(model: Any) -> Any:
     return model.embed(["the sea is deep and blue and wide " * 16] * 20_000)
 
 
@@ -133,18 +105,24 @@ def free_slots(folder: Path, repeats: int) -> dict[str, list[float]]:
     write_model(folder / "encoder", words=("the", "sea", "is", "deep", "and", "blue", "wide"))
     writer = stoker.causal_lm(slots=1, max_libraries=1)
     embedder = stoker.encoder(folder / "encoder", slots=1, max_libraries=1)
-    methods: dict[str, tuple[Callable[..., Any], Any]] = {
-        "generate": (generate, writer), "label_scores": (label_scores, writer), "embed": (embed, embedder),
-    }  # fmt: skip
     found: dict[str, list[float]] = {}
-    site = Site(pilot=Pilot(devices="cpu:2", max_blocks=1))
-    with stoker.load(site, run_dir=str(folder / "runs"), strategy="none", initialize_logging=False):
-        for name, (method, recipe) in methods.items():
-            app = stoker.app(context=recipe)(method)
-            follow = stoker.app(context=recipe)(_begin_question)
+    with local_session(devices="cpu:2"):
+        for method, recipe in ((generate, writer), (label_scores, writer), (embed, embedder)):
+            app, follow = stoker.app(context=recipe)(_begins(method)), stoker.app(context=recipe)(_begin_question)
             _, pid = follow().result()
+            name = method.__name__
             found[name] = [_free_slot(app, follow, str(folder / f"{name}-{number}"), pid) for number in range(repeats)]
     return found
+
+
+def _begins(method: Callable[[Any], Any]) -> Callable[[Any, str], Any]:
+    """Return a function that creates a file before it calls a method."""
+
+    def call(model: Any, begun: str) -> Any:
+        open(begun, "w").close()
+        return method(model)
+
+    return call
 
 
 def _begin_question(model: Any) -> tuple[float, int]:
@@ -155,8 +133,7 @@ def _begin_question(model: Any) -> tuple[float, int]:
 def _free_slot(app: Any, follow: Any, begun: str, pid: int) -> float:
     future = app(begun)
     following = follow()
-    while not os.path.exists(begun):
-        time.sleep(0.01)
+    until(lambda: os.path.exists(begun), 600.0, "the begin of the call", every_s=0.01)
     time.sleep(3.0)
     began = time.monotonic()
     assert future.cancel(), "it ended too early"

@@ -7,17 +7,15 @@ A request waits 50 ms or returns at once. 32 requests run at a time.
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 
 import stoker
-from benchmarks.harness import in_turns, ratios, run_side, side_options
+from benchmarks.harness import in_turns, ratios, run_side
+from benchmarks.starting import local_session, print_side
 from benchmarks.tables import Bar, Line, Table
-from stoker.site import Pilot, Site
 
 NAME, TITLE = "concurrent_requests", "requests at once into one library with 32 slots: ms in Stoker a request"
 SIDE = "benchmarks.engine.concurrent_requests"
@@ -45,11 +43,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def main() -> None:
-    asked = side_options(__doc__, slots=32, calls=[100, 1000, 10_000], request_ms=50.0)
-    request_s: float = asked.request_ms / 1000
+def side(
+    slots: int = 32, calls: tuple[int, ...] = (100, 1000, 10_000), request_ms: float = 50.0
+) -> dict[str, dict[int, float]]:
+    request_s = request_ms / 1000
 
-    @stoker.context(slots=asked.slots, memory="200 MB")
+    @stoker.context(slots=slots, memory="200 MB")
     def engine() -> float:
         return request_s
 
@@ -61,21 +60,17 @@ def main() -> None:
             time.sleep(seconds)
         return time.perf_counter() - began
 
-    site = Site(pilot=Pilot(devices="cpu:1", max_blocks=1))
     own_ms = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="concurrent-") as folder,
-        stoker.load(site, run_dir=folder, strategy="none", initialize_logging=False),
-    ):
-        list(stoker.map(request, range(4 * asked.slots)))
-        for calls in asked.calls:
+    with local_session():
+        list(stoker.map(request, range(4 * slots)))
+        for count in calls:
             began = time.perf_counter()
-            took = list(stoker.map(request, range(calls), window=calls))
+            took = list(stoker.map(request, range(count), window=count))
             wall_s = time.perf_counter() - began
-            rounds = math.ceil(calls / asked.slots) if request_s else calls
-            own_ms[calls] = 1000 * (wall_s - rounds * sum(took) / calls) / calls
-    print(json.dumps({"own_ms": own_ms}))
+            rounds = math.ceil(count / slots) if request_s else count
+            own_ms[count] = 1000 * (wall_s - rounds * sum(took) / count) / count
+    return {"own_ms": own_ms}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -4,23 +4,24 @@ An event is the arrival or end of a call. Calls arrive in Submit messages of 256
 1,000 pilots with one loaded library each. Only the processor time of `Core.handle` counts. With `--slots 1` calls use
 the prefetch window.
 
-    python -m benchmarks.engine.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5]
+    python -m benchmarks.engine.core_events [--queued 100000] [--slots 32]
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import random
 import statistics
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import psutil
 
 from benchmarks.engine.driven import CLIENT, SESSION, DrivenCore, collect_as_the_live_loop
-from benchmarks.harness import in_turns, run_side, side_options
+from benchmarks.harness import in_turns, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.core.events import Event, FromClient
@@ -38,10 +39,10 @@ MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued 
 
 def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
     sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
-    small = ("--repeats", "1", *(("--pilots", "50", "--events", "20000") if quick else ()))
+    small = ("--pilots", "50", "--events", "20000") if quick else ()
 
     def rate(size: int) -> float:
-        return float(run_side(SIDE, "--json", "--queued", str(size), *small)["events_per_second"][str(size)][0])
+        return float(run_side(SIDE, "--queued", str(size), *small)["events_per_second"][str(size)][0])
 
     rates = in_turns({size: partial(rate, size) for size in sizes}, repeats, say)
     lines = [
@@ -49,10 +50,8 @@ def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
         for queued, numbers in rates.items()
     ]
     medians = [statistics.median(numbers) for numbers in rates.values()]
-    what, apart = (
-        "the slowest of these against the fastest (medians)",
-        {"slowest / fastest": [min(medians) / max(medians)]},
-    )
+    apart = {"slowest / fastest": [min(medians) / max(medians)]}
+    what = "the slowest of these against the fastest (medians)"
     lines.append(Line(what=what, cells=apart, bar=Bar(at_least=0.8, repeats=1)))
     return Table(name=EVENTS, title=EVENTS_TITLE, lines=lines)
 
@@ -60,11 +59,8 @@ def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
 def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
     calls, repeats = (5000, 1) if quick else (200_000, 3)
     found = [run_side(SIDE, "--memory-of", str(calls)) for _ in range(repeats)]
-    say(", ".join(f"{one['resident_bytes_per_call']:.0f} bytes" for one in found))
-    cells = {
-        "traced bytes": [one["traced_bytes_per_call"] for one in found],
-        "resident bytes": [one["resident_bytes_per_call"] for one in found],
-    }
+    cells = {f"{kind} bytes": [one[f"{kind}_bytes_per_call"] for one in found] for kind in ("traced", "resident")}
+    say(", ".join(f"{size:.0f} bytes" for size in cells["resident bytes"]))
     line = Line(what=f"{calls:,} queued", cells=cells, bar=Bar(at_most=1000), last_digits=0)
     return Table(name=MEMORY, title=MEMORY_TITLE, lines=[line])
 
@@ -77,7 +73,7 @@ class Load(DrivenCore):
         super().__init__(Core(SESSION, default_policies()))
         self.run_s = 0.0002 if slots == 1 else 1.0
         self.queued = queued
-        self.calls = self.results = self.frames = 0
+        self.calls = self.results = 0
         self.chance = random.Random(pilots + queued)
         facts = (DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9),)
         self.join(*((PilotId(f"node{n}-ab12"), facts) for n in range(pilots)))
@@ -97,10 +93,8 @@ class Load(DrivenCore):
             self.submit(SUBMIT)
 
     def submit(self, count: int) -> None:
-        specs = []
-        for _ in range(count):
-            self.calls += 1
-            specs.append(CallSpec(CallId(self.calls), PAYLOAD))
+        specs = [CallSpec(CallId(self.calls + n), PAYLOAD) for n in range(1, count + 1)]
+        self.calls += count
         self.client(Submit(FunctionKey("f"), RecipeKey(SESSION), specs))
 
     def give(self, event: Event) -> None:
@@ -110,7 +104,6 @@ class Load(DrivenCore):
     def end_some(self, library: int, count: int) -> int:
         ended = self.end(library, count, run_s=self.run_s)
         self.results += ended
-        self.frames += ended > 0
         return ended
 
 
@@ -144,48 +137,40 @@ def queue_calls(core: Core, *, calls: int) -> None:
 
 def bytes_per_call(calls: int) -> dict[str, float]:
     """Return the bytes per queued call, in the process and in Python's allocator."""
+
+    def core_with(count: int) -> Core:
+        core = Core("bench", default_policies())
+        queue_calls(core, calls=count)
+        gc.collect()
+        return core
+
     process = psutil.Process()
-    queue_calls(Core("bench", default_policies()), calls=SUBMIT)
+    core_with(SUBMIT)
     gc.collect()
     before = process.memory_info().rss
-    core = Core("bench", default_policies())
-    queue_calls(core, calls=calls)
-    gc.collect()
+    core = core_with(calls)
     resident = (process.memory_info().rss - before) / calls
     del core
     gc.collect()
     tracemalloc.start()
-    core = Core("bench", default_policies())
-    queue_calls(core, calls=calls)
-    gc.collect()
+    core = core_with(calls)
     traced = tracemalloc.get_traced_memory()[0] / calls
+    del core
     tracemalloc.stop()
     return {"calls": calls, "resident_bytes_per_call": resident, "traced_bytes_per_call": traced}
 
 
-def main() -> None:
-    asked = side_options(
-        __doc__, queued=[1000, 100_000, 1_000_000], pilots=1000, slots=32, events=400_000, repeats=5,
-        json=False, memory_of=0,
-    )  # fmt: skip
-    if asked.memory_of:
-        print(json.dumps(bytes_per_call(asked.memory_of)))
-        return
+def side(
+    queued: int = 100_000, pilots: int = 1000, slots: int = 32, events: int = 400_000, memory_of: int = 0
+) -> dict[str, Any]:
+    if memory_of:
+        return bytes_per_call(memory_of)
     collect_as_the_live_loop()
-    loads = {queued: Load(pilots=asked.pilots, queued=queued, slots=asked.slots) for queued in asked.queued}
-    rates: dict[int, list[float]] = {queued: [] for queued in asked.queued}
-    for _ in range(asked.repeats):  # Alternate the cases, so that other load on the machine affects all cases.
-        for queued, load in loads.items():
-            rates[queued].append(measure(load, events=asked.events))
-    for queued, load in loads.items():
-        assert not load.core.state.refused, load.core.state.refused
-        if not asked.json:
-            median, low, high = statistics.median(rates[queued]), min(rates[queued]), max(rates[queued])
-            spread = f"({low:,.0f}-{high:,.0f}), {load.results / load.frames:.1f} ends a frame"
-            print(f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  {spread}")
-    if asked.json:
-        print(json.dumps({"events_per_second": rates}))
+    load = Load(pilots=pilots, queued=queued, slots=slots)
+    rate = measure(load, events=events)
+    assert not load.core.state.refused, load.core.state.refused
+    return {"events_per_second": {queued: [rate]}}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

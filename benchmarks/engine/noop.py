@@ -2,26 +2,27 @@
 
 Stoker runs the garbage collector less often in a session; lines show results with and without this change.
 
-`python -m benchmarks.engine.noop --executor stoker --how app --calls 10000` runs one side alone.
+`python -m benchmarks.engine.noop stoker app --calls 10000` runs one side alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import parsl
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
 
+import stoker
 from benchmarks.harness import in_turns, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Table, versus
 
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
@@ -32,28 +33,25 @@ AHEAD = 1000
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, 300) if quick else (5, 10_000)
-    sides: dict[str, Callable[[], float]] = {
-        "app": lambda: _side("stoker", "app", calls),
-        "seq": lambda: _side("stoker", "sequential", calls),
-        "app_both": lambda: _side("stoker", "app", calls, "--collector", "calm"),
-        "app_neither": lambda: _side("stoker", "app", calls, "--collector", "usual"),
-        "log": lambda: _side("stoker", "app", calls, "--log"),
-        "map": lambda: _side("stoker", "map", 10 * calls),
-        "htex": lambda: _side("htex", "app", calls),
-        "htex_seq": lambda: _side("htex", "sequential", calls),
-        "htex_both": lambda: _side("htex", "app", calls, "--collector", "calm"),
-        "htex_neither": lambda: _side("htex", "app", calls, "--collector", "usual"),
-        "htex_ahead": lambda: _side("htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD)),
-        "htex_log": lambda: _side("htex", "app", calls, "--log"),
+    ways: dict[str, tuple[str, ...]] = {
+        "app": (), "seq": (), "app_both": ("--collector", "calm"), "app_neither": ("--collector", "usual"),
+        "log": ("--log",),
+    }  # fmt: skip
+    sides = {
+        f"{prefix}{name}": partial(_side, executor, "sequential" if name == "seq" else "app", calls, *way)
+        for prefix, executor in (("", "stoker"), ("htex_", "htex"))
+        for name, way in ways.items()
     }
+    sides["htex_ahead"] = partial(_side, "htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD))
+    sides["map"] = partial(_side, "stoker", "map", 10 * calls)
     found = in_turns(sides, pairs, say)
     lines = []
     for what, ours, theirs, digits, bar in (
-        ("python_app, calls/s", "app", "htex", 0, Bar(at_least=4)),
-        ("stoker.map with batch_size=1, calls/s, against HTEX's python_app", "map", "htex", 0, Bar(at_least=25)),
+        ("python_app, calls/s", "app", "htex_app", 0, Bar(at_least=4)),
+        ("stoker.map with batch_size=1, calls/s, against HTEX's python_app", "map", "htex_app", 0, Bar(at_least=25)),
         ("python_app, one after another, p50 in ms", "seq", "htex_seq", 2, Bar(at_most=0.6)),
-        ("python_app, calls/s, the collector calm on both sides", "app_both", "htex_both", 0, None),
-        ("python_app, calls/s, the collector as usual on both sides", "app_neither", "htex_neither", 0, None),
+        ("python_app, calls/s, the collector calm on both sides", "app_both", "htex_app_both", 0, None),
+        ("python_app, calls/s, the collector as usual on both sides", "app_neither", "htex_app_neither", 0, None),
         (f"the same, calm, and HTEX fetches {AHEAD:,} ahead", "app_both", "htex_ahead", 0, None),
         ("python_app with Parsl's default logging, calls/s", "log", "htex_log", 0, None),
     ):
@@ -62,7 +60,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def _side(executor: str, how: str, calls: int, *more: str) -> float:
-    found = run_side(SIDE, "--executor", executor, "--how", how, "--calls", str(calls), *more)
+    found = run_side(SIDE, executor, how, "--calls", str(calls), *more)
     return float(found["p50_ms" if how == "sequential" else "calls_per_s"])
 
 
@@ -70,70 +68,55 @@ def nothing(x: int) -> int:
     return x
 
 
-def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--executor", choices=["stoker", "htex"], required=True)
-    ask.add_argument("--how", choices=["app", "sequential", "map"], required=True)
-    ask.add_argument("--calls", type=int, default=10_000)
-    ask.add_argument("--log", action="store_true", help="use Parsl's default logging")
-    ask.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
-    ask.add_argument(
-        "--collector",
-        choices=["own", "calm", "usual"],
-        default="own",
-        help="garbage collector: the executor's, Stoker's, Python's",
-    )
-    options = ask.parse_args()
-    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
-        print(json.dumps(side(options, folder)))
-
-
-def side(options: argparse.Namespace, folder: str) -> dict[str, Any]:
-    from stoker.manager.executor.executor import THRESHOLDS  # Earlier checkouts have THRESHOLDS elsewhere.
-
-    if options.executor == "stoker":
-        from stoker import StokerExecutor
-
-        executor: Any = StokerExecutor(label="noop")
+def side(
+    executor: Literal["stoker", "htex"], how: Literal["app", "sequential", "map"], calls: int = 10_000,
+    log: bool = False, prefetch: int = 0, collector: str = "own", site: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Run calls. `log`: with Parsl's default logging; `prefetch`: tasks that HTEX fetches ahead of need; `collector`:
+    garbage collector, the executor's `own`, Stoker's (`calm`) or Python's (`usual`); `site`: site file for Stoker.
+    """
+    if executor == "stoker":
+        used: Any = stoker.StokerExecutor(site=site or None, label="noop")
     else:
-        executor = HighThroughputExecutor(
-            label="noop",
-            max_workers_per_node=2,
-            prefetch_capacity=options.prefetch,
-            provider=LocalProvider(init_blocks=1, max_blocks=1),
-        )
-    config = Config(
-        executors=[executor], run_dir=folder, initialize_logging=options.log, usage_tracking=0, strategy="none"
-    )
+        local = LocalProvider(init_blocks=1, max_blocks=1)
+        used = HighThroughputExecutor(label="noop", max_workers_per_node=2, prefetch_capacity=prefetch, provider=local)
+    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
+        return timed(used, how, calls, folder=folder, log=log, collector=collector)
+
+
+def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collector: str) -> dict[str, Any]:
+    config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
     usual = gc.get_threshold()
     with parsl.load(config):
-        if options.collector != "own":
-            gc.set_threshold(*(THRESHOLDS if options.collector == "calm" else usual))
+        if collector == "calm":
+            from stoker.manager.executor.executor import THRESHOLDS
+
+            gc.set_threshold(*THRESHOLDS)
+        elif collector == "usual":
+            gc.set_threshold(*usual)
         app = parsl.python_app(nothing)
         warm = [app(i) for i in range(200)]
         assert [future.result() for future in warm] == list(range(200))
-        if options.how == "sequential":
+        if how == "sequential":
             times = []
-            for i in range(min(options.calls, 2000)):
+            for i in range(min(calls, 2000)):
                 start = time.perf_counter()
                 app(i).result()
                 times.append(time.perf_counter() - start)
             times.sort()
             return {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
-        if options.how == "map":
-            import stoker
-
+        if how == "map":
             mapped = stoker.app()(nothing)
             assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
             start = time.perf_counter()
-            results = [one for [one] in stoker.map(mapped, range(options.calls), batch_size=1)]
+            results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
         else:
             start = time.perf_counter()
-            results = [future.result() for future in [app(i) for i in range(options.calls)]]
+            results = [future.result() for future in [app(i) for i in range(calls)]]
         seconds = time.perf_counter() - start
-        assert results == list(range(options.calls))
-        return {"calls_per_s": options.calls / seconds}
+        assert results == list(range(calls))
+        return {"calls_per_s": calls / seconds}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -3,16 +3,14 @@
 TaskVine runs functions `direct` (in the library process, like Stoker) or by `fork` (the default). The benchmark
 requires `ndcctools` of conda-forge.
 
-`python -m benchmarks.engine.taskvine --mode direct --workers 2 --slots 1 --calls 2000` runs this side alone.
+`python -m benchmarks.engine.taskvine direct --workers 2 --slots 1 --calls 2000` runs this side alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib
-import json
 import os
 import shutil
 import statistics
@@ -22,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.harness import end_all, path, run_side, take_turns
+from benchmarks.harness import end_all, in_turns, path, run_side, until
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -51,26 +50,22 @@ def worker_command() -> str:
     return shutil.which("vine_worker", path=os.pathsep.join([os.environ.get("PATH", ""), *folders])) or ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=["direct", "fork"], required=True)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--slots", type=int, default=1)
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--sequential", type=int, default=0, help="calls that are measured first, one after another")
-    options = parser.parse_args()
+def side(
+    mode: Literal["direct", "fork"], workers: int = 2, slots: int = 1, calls: int = 2000, sequential: int = 0
+) -> dict[str, float]:
+    """Run calls. `sequential`: calls that are measured first, one after another."""
     with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
-        found = side(options, Path(folder))
+        found = timed(mode, workers, slots, calls, sequential, Path(folder))
         gc.collect()  # The manager writes its last log in its finalizer.
-    print(json.dumps(found))
+    return found
 
 
-def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+def timed(mode: str, workers: int, slots: int, calls: int, sequential: int, folder: Path) -> dict[str, float]:
     vine: Any = importlib.import_module("ndcctools.taskvine")
     manager = vine.Manager(port=0, run_info_path=str(folder), staging_path=str(folder))
-    library = manager.create_library_from_functions("bench", nothing, add_env=False, exec_mode=options.mode)
-    library.set_cores(options.slots)
-    library.set_function_slots(options.slots)
+    library = manager.create_library_from_functions("bench", nothing, add_env=False, exec_mode=mode)
+    library.set_cores(slots)
+    library.set_function_slots(slots)
     manager.install_library(library)
 
     def call(x: int) -> None:
@@ -82,28 +77,29 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     def results(count: int, *, within_s: float = 900.0) -> list[int]:
         got: list[int] = []
-        until = time.monotonic() + within_s
-        while len(got) < count:
-            task = manager.wait(1)
-            if task is not None:
+
+        def are_done() -> bool:
+            if (task := manager.wait(1)) is not None:
                 got.append(task.output)
                 used.add(task.addrport)
-            elif time.monotonic() > until:
-                raise RuntimeError(f"{len(got)} of {count} calls ended within {within_s} s")
+            return len(got) == count
+
+        until(are_done, within_s, f"the ends of {count} calls", every_s=0.0)
         return got
 
-    with workers(manager.port, count=options.workers, cores=options.slots, folder=folder):
-        until = time.monotonic() + WARM_S
-        while len(used) < options.workers:  # Wait for an answer of a library on each worker.
+    with running(manager.port, count=workers, cores=slots, folder=folder):
+
+        def has_used_all() -> bool:
             for x in range(200):
                 call(x)
             check_results(results(200, within_s=WARM_S), 200)
-            if time.monotonic() > until:
-                raise RuntimeError(f"within {WARM_S:.0f} s {len(used)} of {options.workers} workers answered")
+            return len(used) == workers
+
+        until(has_used_all, WARM_S, "an answer of a library on each worker")
         found: dict[str, float] = {}
-        if options.sequential:
+        if sequential:
             times = []
-            for x in range(options.sequential):
+            for x in range(sequential):
                 start = time.perf_counter()
                 call(x)
                 [same] = results(1)
@@ -113,14 +109,14 @@ def side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
             found = {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
         used.clear()
         start = time.perf_counter()
-        for x in range(options.calls):
+        for x in range(calls):
             call(x)
-        got = results(options.calls)
+        got = results(calls)
         seconds = time.perf_counter() - start
-        check_results(got, options.calls)
-        if len(used) != options.workers:
-            raise RuntimeError(f"the calls ran on {len(used)} workers, not on {options.workers}")
-        return {"calls_per_s": options.calls / seconds, **found}
+        check_results(got, calls)
+        if len(used) != workers:
+            raise RuntimeError(f"the calls ran on {len(used)} workers, not on {workers}")
+        return {"calls_per_s": calls / seconds, **found}
 
 
 def check_results(got: list[Any], count: int) -> None:
@@ -129,7 +125,7 @@ def check_results(got: list[Any], count: int) -> None:
 
 
 @contextlib.contextmanager
-def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
+def running(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None]:
     # Libraries start as `python`, so this interpreter must come first in PATH.
     environment = {**os.environ, "PATH": path()}
     started = []
@@ -139,9 +135,8 @@ def workers(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None
                 worker_command(), "--cores", str(cores), "--memory", "2000", "--disk", "2000", "--timeout", "60",
                 "--workdir", str(folder / f"worker-{number}"), "localhost", str(port),
             ]  # fmt: skip
-            started.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            )
+            quiet = subprocess.DEVNULL
+            started.append(subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet))
         yield
     finally:
         end_all(started, limit_s=10)
@@ -155,42 +150,40 @@ SHAPES = {"direct": ("--workers", "2", "--slots", "1"), "fork": ("--workers", "1
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
-    repeats, calls, theirs_calls = (
-        (1, 500, {"direct": 200, "fork": 50}) if quick else (5, 10_000, {"direct": 4000, "fork": 1000})
-    )
+    repeats, calls, theirs_calls = 5, 10_000, {"direct": 4000, "fork": 1000}
+    if quick:
+        repeats, calls, theirs_calls = 1, 500, {"direct": 200, "fork": 50}
     sequential = 20 if quick else 300
-    found: dict[str, list[float]] = {name: [] for name in ("app", "seq", "direct", "direct_seq", "fork", "fork_seq")}
 
     def ours() -> dict[str, float]:
-        rate, one = (
-            run_side(OURS, "--executor", "stoker", "--how", how, "--calls", str(calls)) for how in ("app", "sequential")
-        )
-        return {"app": rate["calls_per_s"], "seq": one["p50_ms"]}
+        rate, one = (run_side(OURS, "stoker", how, "--calls", str(calls)) for how in ("app", "sequential"))
+        return {"calls_per_s": rate["calls_per_s"], "p50_ms": one["p50_ms"]}
 
     def theirs(mode: str) -> dict[str, float]:
         size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
-        one = run_side(THEIRS, "--mode", mode, *SHAPES[mode], *size)
-        return {mode: one["calls_per_s"], f"{mode}_seq": one["p50_ms"]}
+        return run_side(THEIRS, mode, *SHAPES[mode], *size)
 
-    for repeat in range(repeats):
-        sides: dict[str, Callable[[], dict[str, float]]] = {
-            "ours": ours, "direct": partial(theirs, "direct"), "fork": partial(theirs, "fork"),
-        }  # fmt: skip
-        for side in take_turns(repeat, sides).values():
-            for name, number in side.items():
-                found[name].append(number)
-        latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
-        say(f"pair {repeat + 1} of {repeats}: {latest}")
+    sides: dict[str, Callable[[], dict[str, float]]] = {
+        "Stoker": ours,
+        **{mode: partial(theirs, mode) for mode in SHAPES},
+    }
+    found = in_turns(
+        sides, repeats, say, lambda side, one: f"{side} {one['calls_per_s']:,.0f}/s, {one['p50_ms']:.2f} ms"
+    )
+    numbers = {
+        (side, name): [one[name] for one in several]
+        for side, several in found.items()
+        for name in ("calls_per_s", "p50_ms")
+    }
     lines = []
     for mode, bar in (("direct", Bar(at_least=10, repeats=3)), ("fork", None)):
-        lines.append(
-            versus(f"calls/s, TaskVine {mode}", {"Stoker": found["app"], "TaskVine": found[mode]}, bar=bar, last=1)
-        )
-    for mode in ("direct", "fork"):
-        what = f"one call after another, p50 in ms, TaskVine {mode}"
-        lines.append(versus(what, {"Stoker": found["seq"], "TaskVine": found[f"{mode}_seq"]}, digits=2))
+        rates = {"Stoker": numbers["Stoker", "calls_per_s"], "TaskVine": numbers[mode, "calls_per_s"]}
+        lines.append(versus(f"calls/s, TaskVine {mode}", rates, bar=bar, last=1))
+    for mode in SHAPES:
+        times = {"Stoker": numbers["Stoker", "p50_ms"], "TaskVine": numbers[mode, "p50_ms"]}
+        lines.append(versus(f"one call after another, p50 in ms, TaskVine {mode}", times, digits=2))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -7,9 +7,8 @@ the seed, bytes sent by the seed host, and the status.
 
 from __future__ import annotations
 
-import argparse
+import ctypes
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -23,8 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.network import Network, why_not
-from benchmarks.harness import end_all, in_turns, ratios, run_side, side_options, until
+from benchmarks.harness import end_all, in_turns, ratios, run_side, until
+from benchmarks.reliability.recovery import Ended
+from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -37,20 +37,20 @@ from stoker.manager.executor.processes import make_folder
 from stoker.manager.factory import pilot_command
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol import show_status
-from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress
-from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.calls import CallOptions
+from stoker.protocol.ids import FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
 NAME, TITLE = "transfers", "an object to pilots on separate hosts"
-PILOTS, BYTES, RATE = 16, 256_000_000, "50mbit"
 SIDE = "benchmarks.engine.transfers"
+Started = list[subprocess.Popen[bytes]]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
-    pilots, size, rate, repeats = (3, 8_000_000, "50mbit", 1) if quick else (PILOTS, BYTES, RATE, 3)
+    pilots, size, repeats, rate = *((3, 8_000_000, 1) if quick else (16, 256_000_000, 3)), "50mbit"
 
     def told(count: str, found: dict[str, Any]) -> str:
         return f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read"
@@ -61,48 +61,116 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     }
     alone, together = in_turns(sides, repeats, say, told).values()
     seconds = [found["seconds"] for found in together], [found["seconds"] for found in alone]
+    cells = {f"{pilots} pilots": seconds[0], "one pilot": seconds[1], "ratio": ratios(*seconds)}
+    read, sent = ([found[name] / size for found in together] for name in ("origin_bytes", "link_bytes"))
     lines = [
-        Line(
-            what=f"seconds to {pilots} pilots and to one",
-            cells={f"{pilots} pilots": seconds[0], "one pilot": seconds[1], "ratio": ratios(*seconds)},
-            bar=Bar(at_most=2.0, repeats=3),
-            digits=1,
-            last_digits=2,
-        ),
-        Line(
-            what="copies that pilots read from where it lies",
-            cells={"copies": [found["origin_bytes"] / size for found in together]},
-            bar=Bar(at_most=1.1, repeats=3),
-            last_digits=2,
-        ),
-        Line(
-            what="copies that left the link of that host, all else included",
-            cells={"copies": [found["link_bytes"] / size for found in together]},
-            last_digits=2,
-        ),
+        Line(what=f"seconds to {pilots} pilots and to one", cells=cells, bar=Bar(at_most=2.0), digits=1),
+        Line(what="copies that pilots read from where it lies", cells={"copies": read}, bar=Bar(at_most=1.1)),
+        Line(what="copies that left the link of that host, all else included", cells={"copies": sent}),
     ]
     note = f"{size / 1e6:.0f} MB; each link carries {rate} either way; pilots see no file of the session."
     return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
 
 
+# ---- hosts in network namespaces on one switch
+
+_CLONE_NEWNET = 0x40000000
+
+
+def why_not() -> str:
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not there; Debian's iproute2 brings it"
+    probe = f"probe-{os.getpid()}"
+    done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if done.returncode:
+        return f"no network namespace can be made here: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", probe], check=False)
+    return ""
+
+
+class Network:
+    """`count` hosts from 0, each with a link of `rate` (in `tc` syntax) in both directions."""
+
+    def __init__(self, count: int, *, rate: str) -> None:
+        self._count, self._rate = count, rate
+        self._mark = f"b{os.getpid()}"
+        self._switch = f"{self._mark}-switch"
+
+    def __enter__(self) -> Network:
+        try:
+            _output("ip", "netns", "add", self._switch)
+            _in(self._switch, "ip", "link", "add", "br0", "type", "bridge")
+            _in(self._switch, "ip", "link", "set", "br0", "up")
+            for number in range(self._count):
+                self._connect_namespace(number)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in (*map(self.name, range(self._count)), self._switch):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def name(self, number: int) -> str:
+        return f"{self._mark}-{number}"
+
+    def address(self, number: int) -> str:
+        return f"10.78.{number // 200}.{number % 200 + 1}"
+
+    def command(self, number: int, *words: str) -> list[str]:
+        return ["ip", "netns", "exec", self.name(number), *words]
+
+    def enter(self, number: int) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self.name(number)}", "rb") as namespace:
+            if library.setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {self.name(number)}")
+
+    def sent_bytes(self, number: int) -> int:
+        return int(_output(*self.command(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes")))
+
+    def isolate(self, *numbers: int) -> None:
+        for number in numbers:
+            _in(self._switch, "ip", "link", "set", f"v{number}", "type", "bridge_slave", "isolated", "on")
+
+    def _connect_namespace(self, number: int) -> None:
+        name, port = self.name(number), f"v{number}"
+        _output("ip", "netns", "add", name)
+        _in(name, "ip", "link", "set", "lo", "up")
+        _in(
+            self._switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name
+        )  # fmt: skip
+        _in(self._switch, "ip", "link", "set", port, "master", "br0", "up")
+        _in(name, "ip", "address", "add", f"{self.address(number)}/16", "dev", "eth0")
+        _in(name, "ip", "link", "set", "eth0", "up")
+        for namespace, device in ((name, "eth0"), (self._switch, port)):
+            _in(
+                namespace, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self._rate, "burst", "256kb",
+                "latency", "60ms",
+            )  # fmt: skip
+
+
+def _in(namespace: str, *words: str) -> None:
+    _output("ip", "netns", "exec", namespace, *words)
+
+
+def _output(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+# ---- one side
+
 HEAD = 0
 _HERE = re.compile(
     r"^(\S+ \S+) INFO file-\S+ arrived: (\d+) bytes from its origin, (\d+) from peers, ([0-9.]+) s$", re.M
 )
-
-
-class Ends:
-    def settle(self, end: CallEnd) -> bool:  # noqa: ARG002 # the result does not matter
-        return False
-
-    def fail(self, call: CallId, error: Exception) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def report(self, said: CallProgress | CallForecast) -> None:
-        pass
 
 
 def _length(path: str) -> int:
@@ -114,47 +182,45 @@ def _sleep_with_argument(length: int, seconds: float) -> int:
     return length
 
 
-def main() -> None:
-    given = side_options(pilots=16, bytes=256_000_000, rate="100mbit", parted=False, limit_s=300.0)
+def side(
+    pilots: int = 16, bytes: int = 256_000_000, rate: str = "100mbit", parted: bool = False, limit_s: float = 300.0
+) -> dict[str, object]:
     os.umask(0o077)
-    with (
-        tempfile.TemporaryDirectory(prefix="transfers-") as place,
-        Network(given.pilots + 1, rate=given.rate) as network,
-    ):
-        os.environ["STOKER_HOME"] = f"{place}/home"
+    with tempfile.TemporaryDirectory(prefix="transfers-") as place, Network(pilots + 1, rate=rate) as network:
+        keep_state_in(place)
         network.enter(HEAD)
-        started: list[subprocess.Popen[bytes]] = []
-        if given.parted:
-            network.isolate(*range(1, given.pilots + 1))
+        started: Started = []
+        if parted:
+            network.isolate(*range(1, pilots + 1))
         try:
-            print(json.dumps(_measure(Path(place), network, given, started)))
+            return _measure(Path(place), network, started, pilots=pilots, size=bytes, limit_s=limit_s)
         finally:
             end_all(started, limit_s=20)
 
 
 def _measure(
-    place: Path, network: Network, given: argparse.Namespace, started: list[subprocess.Popen[bytes]]
+    place: Path, network: Network, started: Started, *, pilots: int, size: int, limit_s: float
 ) -> dict[str, object]:
     folder = SessionFolder(place / "session")
     (place / "files").mkdir()
     make_folder(folder)
     manager = ["stoker.manager.main", "--session", str(folder.path), "--interface", network.address(HEAD)]
     started.append(_start(place, "manager", *manager))
-    until(folder.file.exists, given.limit_s, "the manager")
+    until(folder.file.exists, limit_s, "the manager")
     started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
-    until((folder.path / SEED_FILE).exists, given.limit_s, "the seed")
+    until((folder.path / SEED_FILE).exists, limit_s, "the seed")
     link = Link(folder, observer=False)
     try:
-        link.wait_joined(given.limit_s)
-        homes = [_start_pilot(place, folder, network, number, started) for number in range(1, given.pilots + 1)]
-        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s, "the pilots")
-        time.sleep(2.0 + 0.3 * given.pilots)  # Wait until the interpreters have started.
+        link.wait_joined(limit_s)
+        homes = [_start_pilot(place, folder, network, number, started) for number in range(1, pilots + 1)]
+        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), limit_s, "the pilots")
+        time.sleep(2.0 + 0.3 * pilots)  # Wait until the interpreters have started.
         before = network.sent_bytes(HEAD)
-        submission = _submission(place, given.bytes)
+        submission = _submission(place, size)
         arguments = payloads.dumps(((2.0,), {}))
-        for _ in range(6 * given.pilots):
-            link.submit(submission, arguments, Ends())
-        arrivals = until(lambda: _arrivals(homes), given.limit_s, "the object on all hosts", every_s=0.05)
+        for _ in range(6 * pilots):
+            link.submit(submission, arguments, Ended())
+        arrivals = until(lambda: _arrivals(homes), limit_s, "the object on all hosts", every_s=0.05)
         sent = network.sent_bytes(HEAD) - before
         with Observer(folder) as observer:
             status = observer.status()
@@ -177,9 +243,7 @@ def _start(
         return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=place)
 
 
-def _start_pilot(
-    place: Path, folder: SessionFolder, network: Network, number: int, started: list[subprocess.Popen[bytes]]
-) -> Path:
+def _start_pilot(place: Path, folder: SessionFolder, network: Network, number: int, started: Started) -> Path:
     home = place / f"host-{number}"
     block = f"b{number}"
     pilot_command.issue_block_key(folder, block)
@@ -187,8 +251,7 @@ def _start_pilot(
     for name in ("session.json", SEED_FILE, f"keys/blocks/{block}.json", "keys/transfer.json"):
         shutil.copy(folder.path / name, home / name)
     (home / "copied").touch()
-    options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1"]
-    options += ["--block", block]
+    options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1", "--block", block]
     hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # hides files of the client
     on_host = network.command(number, "sh", "-c", hidden, "sh")
     started.append(_start(place, f"pilot-{number}", "stoker.pilot.main", *options, before=on_host))
@@ -222,4 +285,4 @@ def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import array
 import contextlib
 import dataclasses
-import json
 import multiprocessing
 import socket
 import statistics
@@ -23,7 +22,8 @@ from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from benchmarks.harness import in_turns, run_side, side_options
+from benchmarks.harness import in_turns, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.inference.engine_work import work_of
 from stoker.pilot.library.library_turns import LibraryTurns
@@ -32,11 +32,9 @@ from stoker.protocol.ids import DeviceId, LibraryId
 NAME, TITLE = "turns", "libraries on one device take turns: time beside their iterations of 20 ms, in %"
 SIDE = "benchmarks.engine.turns"
 _CASES = {
-    "a lone library": (1, ()),
-    "two processes, by a bare datagram": (2, ("--bare",)),
-    "2 libraries": (2, ()),
+    "a lone library": (1, ()), "two processes, by a bare datagram": (2, ("--bare",)), "2 libraries": (2, ()),
     "8 libraries": (8, ()),
-}
+}  # fmt: skip
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -55,19 +53,17 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def overhead_percent(side: dict[str, float]) -> float:
-    return 100 * (side["seconds"] / side["computed_s"] - 1)
+def overhead_percent(run: dict[str, float]) -> float:
+    return 100 * (run["seconds"] / run["computed_s"] - 1)
 
 
-def main() -> None:
-    asked = side_options(__doc__, libraries=2, iterations=200, step_ms=20.0, bare=False)
+def side(libraries: int = 2, iterations: int = 200, step_ms: float = 20.0, bare: bool = False) -> dict[str, float]:
     here = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="turns-") as folder:
-        ready = here.Barrier(asked.libraries + 1)
-        run = _run_without_turns if asked.bare else _library
-        numbers = range(asked.libraries)
-        arguments = (folder, asked.libraries, asked.iterations, asked.step_ms / 1e3, ready)
-        each = [here.Process(target=run, args=(number, *arguments)) for number in numbers]
+        ready = here.Barrier(libraries + 1)
+        run = _run_without_turns if bare else _library
+        arguments = (folder, libraries, iterations, step_ms / 1e3, ready)
+        each = [here.Process(target=run, args=(number, *arguments)) for number in range(libraries)]
         for process in each:
             process.start()
         ready.wait()
@@ -77,10 +73,11 @@ def main() -> None:
         seconds = time.perf_counter() - began
         if any(process.exitcode for process in each):
             raise SystemExit("a library failed")
-        gaps = _gaps([Path(folder, f"spans-{number}") for number in numbers])
-    computed_s = asked.libraries * asked.iterations * asked.step_ms / 1e3
-    gap_us = 1e6 * statistics.median(gaps)
-    print(json.dumps({"seconds": seconds, "computed_s": computed_s, "gap_us": gap_us, "gaps_s": sum(gaps)}))
+        gaps = _gaps([Path(folder, f"spans-{number}") for number in range(libraries)])
+    computed_s = libraries * iterations * step_ms / 1e3
+    return {
+        "seconds": seconds, "computed_s": computed_s, "gap_us": 1e6 * statistics.median(gaps), "gaps_s": sum(gaps),
+    }  # fmt: skip
 
 
 def _gaps(files: list[Path]) -> list[float]:
@@ -100,8 +97,7 @@ class _Request:
     most: int
 
 
-def _library(number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier) -> None:
-    del libraries
+def _library(number: int, folder: str, _: int, iterations: int, step_s: float, ready: Barrier) -> None:
     turns = LibraryTurns(Path(folder, "turns"), LibraryId(number + 1), [DeviceId("gpu:0")])
     turns.begin()
     turns.end()
@@ -143,14 +139,12 @@ def _compute(
     for _ in range(iterations):
         begin()
         began = time.monotonic()
-        until = began + step_s
-        while (now := time.monotonic()) < until:
+        while (now := time.monotonic()) < began + step_s:
             pass
-        spans.append(began)
-        spans.append(now)
+        spans.extend((began, now))
         end()
     Path(folder, f"spans-{number}").write_bytes(spans)
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -45,31 +45,28 @@ def uses_torch_and_transformers(stamp: str) -> str:
 
 class Starter:
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.count = folder, 0
         self.zygotes = Zygotes(logs=folder, scratch=folder / "scratch")
         self.core = min(os.sched_getaffinity(0))
-        self._count = 0
 
     def preload(self, recipe: Recipe) -> float:
-        started = time.monotonic()
+        """Start both zygotes. Return the seconds until the one with `recipe.preload` is ready."""
+        seconds = []
         for modules in (recipe.preload, ()):
+            started = time.monotonic()
             zygote, _ = self.zygotes.get(modules)
             ready = _wait_for(zygote, Preloaded)
             if ready.failed or ready.threads:
                 raise RuntimeError(f"the zygote is not fit to fork: {ready}")
-            if modules:
-                seconds = time.monotonic() - started
-        return seconds
+            seconds.append(time.monotonic() - started)
+        return seconds[0]
 
     def request(self, *, fresh: bool) -> float:
-        self._count += 1
-        number, folder = LibraryId(self._count), self.folder / f"library-{self._count}"
+        self.count += 1
+        number, folder = LibraryId(self.count), self.folder / f"library-{self.count}"
         folder.mkdir()
-        stamp = folder / "stamp"
+        stamp, log = folder / "stamp", str(folder / "log")
         recipe = uses_torch_and_transformers(str(stamp))
-        log = str(folder / "log")
-        devices = (DeviceId("cpu:0"),)
-
         began = time.monotonic()
         library = LibraryProcess(number, folder=folder, log=log)
         theirs = library.connect()
@@ -84,7 +81,7 @@ class Starter:
             pilot=PilotId("bench"), library=number, folder=str(folder), log=log, objects=str(folder), search_path=()
         )
         library.send_bytes(connection.pack_raw(connection.encode_settings(told)))
-        library.send([Load(recipe=recipe, devices=devices, objects={})])
+        library.send([Load(recipe=recipe, devices=(DeviceId("cpu:0"),), objects={})])
         _wait_until_loaded(library, log)
         library.hang_up()
         _wait_for(zygote, Exited)
@@ -94,14 +91,12 @@ class Starter:
 def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
     def is_loaded() -> bool:
         messages, here = library.receive()
-        for message in messages:
-            if isinstance(message, LoadFailed):
-                raise RuntimeError(f"the loader failed: {message.failure.message}")
-        if any(isinstance(message, Loaded) for message in messages):
-            return True
-        if not here:
+        if failed := [message for message in messages if isinstance(message, LoadFailed)]:
+            raise RuntimeError(f"the loader failed: {failed[0].failure.message}")
+        loaded = any(isinstance(message, Loaded) for message in messages)
+        if not here and not loaded:
             raise RuntimeError(f"the library did not load:\n{Path(log).read_text()[-2000:]}")
-        return False
+        return loaded
 
     until(is_loaded, WAIT_S, "the load of the library", every_s=0.002)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 Numbers = dict[str, Any]
@@ -17,46 +17,42 @@ MET = "objectives met, share"
 
 
 def bars(record: dict[str, Any]) -> list[dict[str, str]]:
-    parts = {part["name"]: part for part in record["parts"]}
-    rehearsal = bool(record["rehearsal"])
-    rows = [_site_row(parts.get("site"), rehearsal=rehearsal)]
+    parts, rehearsal = {part["name"]: part for part in record["parts"]}, bool(record["rehearsal"])
+
+    def row(bar: str, wanted: str, measured: str, met: bool | None) -> dict[str, str]:
+        verdict = "not measured" if met is None else "rehearsal" if rehearsal else "met" if met else "missed"
+        return {"bar": bar, "wanted": wanted, "measured": measured, "met": verdict}
+
+    rows = [row("site suite", "every promise that can be tried holds", *_site(parts.get("site")))]
     for part, bar, wanted, at_least, measure in (
-        ("decode", "decode, batch 1, of the memory-bandwidth limit", "0.5 or more", 0.5, _decode(1)),
-        ("decode", "decode, batch 64, of the memory-bandwidth limit", "0.7 or more", 0.7, _decode(64)),
+        ("decode", "decode, batch 1, of the memory-bandwidth limit", "0.5 or more", 0.5, partial(_decode, batch=1)),
+        ("decode", "decode, batch 64, of the memory-bandwidth limit", "0.7 or more", 0.7, partial(_decode, batch=64)),
         ("load", "load from a snapshot, of pinned host-to-device bandwidth", "0.5 or more", 0.5, _snapshot),
         ("slinfer", "requests in time, slinfer / exclusive", "more than 1", 1.0, _slinfer),
         ("awareness", "inferences a second, full / none", "5 or more", 5.0, _awareness),
     ):
         value, how = measure(parts.get(part, {}).get("numbers", {}))
-        met = None if value is None else (value > at_least if wanted.startswith("more") else value >= at_least)
-        shown = "" if value is None else f"{value:.2f}{f' ({how})' if how else ''}"
-        rows.append(_bar_row(bar, wanted, shown, met, rehearsal=rehearsal))
+        if value is None:
+            rows.append(row(bar, wanted, "", None))
+        else:
+            met = value > at_least if wanted.startswith("more") else value >= at_least
+            rows.append(row(bar, wanted, f"{value:.2f}{f' ({how})' if how else ''}", met))
     return rows
 
 
-def _bar_row(bar: str, wanted: str, measured: str, met: bool | None, *, rehearsal: bool) -> dict[str, str]:
-    verdict = "not measured" if met is None else "rehearsal" if rehearsal else "met" if met else "missed"
-    return {"bar": bar, "wanted": wanted, "measured": measured, "met": verdict}
-
-
-def _site_row(part: dict[str, Any] | None, *, rehearsal: bool) -> dict[str, str]:
-    bar, wanted = "site suite", "every promise that can be tried holds"
+def _site(part: dict[str, Any] | None) -> tuple[str, bool | None]:
     if part is None or not part["numbers"]:
-        return _bar_row(bar, wanted, "", None, rehearsal=rehearsal)
+        return "", None
     counts = ", ".join(f"{part['numbers'].get(each, 0)} {each}" for each in ("holds", "fails", "not tried"))
     if part["status"] == "running":
-        return _bar_row(bar, wanted, f"{counts} so far", None, rehearsal=rehearsal)
-    return _bar_row(bar, wanted, f"{counts} ({part['status']})", part["status"] == "ok", rehearsal=rehearsal)
+        return f"{counts} so far", None
+    return f"{counts} ({part['status']})", part["status"] == "ok"
 
 
-def _decode(batch: int) -> Callable[[Numbers], tuple[float | None, str]]:
-    def best(numbers: Numbers) -> tuple[float | None, str]:
-        found = [
-            (numbers[key], engine) for engine in ENGINES if (key := f"{engine}, batch {batch}: {OF_LIMIT}") in numbers
-        ]
-        return max(found) if found else (None, "")
-
-    return best
+def _decode(numbers: Numbers, *, batch: int) -> tuple[float | None, str]:
+    keys = {engine: f"{engine}, batch {batch}: {OF_LIMIT}" for engine in ENGINES}
+    found = [(numbers[key], engine) for engine, key in keys.items() if key in numbers]
+    return max(found) if found else (None, "")
 
 
 def _snapshot(numbers: Numbers) -> tuple[float | None, str]:
@@ -76,10 +72,8 @@ def _slinfer(numbers: Numbers) -> tuple[float | None, str]:
     mine, other = (numbers.get(f"{policy}: {MET}") for policy in ("slinfer", "exclusive"))
     if mine is None or other is None:
         return None, ""
-    how = f"{100 * mine:.0f} % and {100 * other:.0f} %"
-    if not other:
-        return (float("inf") if mine else 0.0), how
-    return mine / other, how
+    ratio = mine / other if other else float("inf") if mine else 0.0
+    return ratio, f"{100 * mine:.0f} % and {100 * other:.0f} %"
 
 
 def _awareness(numbers: Numbers) -> tuple[float | None, str]:

@@ -99,8 +99,6 @@ def site_suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
         marked = [path for path in sorted(root.glob("tests/**/test_*.py")) if "@pytest.mark.gpu" in path.read_text()]
         words = ["-m", "gpu", "-v", "-rs", "--timeout", "70", *map(str, marked)]
         return Suite(words, missing="" if marked else "no test has the marker gpu")
-    if not (root / "tests" / "site").is_dir():
-        return Suite(missing="tests/site is missing")
     site = write_site(work / "site.toml", devices="cpu:2" if rehearse else "gpu")
     results = work / "site-results.json"
     results.unlink(missing_ok=True)

@@ -79,8 +79,6 @@ def _score(llm: Any, count: int) -> float:
 
 
 def decode(answer: Answer, place: Place) -> None:
-    if place.lacks_model(answer):
-        return
     figures = _Figures(answer, place)
     recipes = {
         way: causal_lm(place.model, dtype="bfloat16", engine="transformers", **device_memory("30 GB"), **options)
@@ -127,14 +125,9 @@ class _Figures:
         if self._bandwidth:
             read = self._weights + batch * (PROMPT + TOKENS / 2) * self._token_bytes
             self._answer[f"{what}: {OF_LIMIT}"] = read / self._bandwidth / step_s
-        for other in ("Transformers", "vLLM"):
-            if way == other:
-                self._compare(other, batch, step_s)
-
-    def _compare(self, other: str, batch: int, step_s: float) -> None:
-        for way in WAYS:
-            if own_s := self._step_s.get((way, batch)):
-                self._answer[f"{way}, batch {batch}: decode, times {other}"] = step_s / own_s
+        for own in WAYS if way not in WAYS else ():
+            if own_s := self._step_s.get((own, batch)):
+                self._answer[f"{own}, batch {batch}: decode, times {way}"] = step_s / own_s
 
 
 def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
@@ -143,8 +136,7 @@ def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
         return
     words = [sys.executable, "-m", "benchmarks.gpu.decode_parts", str(place.model)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=max(1.0, place.left_s() - 3.0))
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"batch"')]
-    for row in rows:
+    for row in (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"batch"')):
         figures.add("vLLM", row["batch"], row["first_s"], row["step_s"])
     if done.returncode:
         answer["vLLM: failed"] = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
@@ -163,9 +155,8 @@ def main(folder: Path) -> None:
             began = time.perf_counter()
             engine.generate(_prompts(batch, PROMPT, run), sampling, use_tqdm=False)
             took.append(time.perf_counter() - began)
-        print(
-            json.dumps({"batch": batch, "first_s": took[1], "step_s": (took[2] - took[1]) / (TOKENS - 1)}), flush=True
-        )
+        row = {"batch": batch, "first_s": took[1], "step_s": (took[2] - took[1]) / (TOKENS - 1)}
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

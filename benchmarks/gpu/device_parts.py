@@ -10,7 +10,7 @@ from typing import Any
 
 import stoker
 from benchmarks.gpu.place import BANDWIDTH, PINNED, REHEARSAL, Answer, Place, device_name, median_s
-from benchmarks.serving.embeddings import texts, write_model
+from benchmarks.serving.embeddings import texts_like_tweets, write_model
 from stoker import context, encoder_family
 from stoker import encoder as encoder_recipe
 from stoker.contexts.encoder import Family
@@ -33,9 +33,8 @@ def device(answer: Answer, _: Place) -> None:
     one, other = (torch.randn(size, size, device=where, dtype=kind) for _ in range(2))
     answer[f"matrix product of {size}, TFLOP/s"] = 2 * size**3 / median_s(lambda: one @ other) / 1e12
     answer["torch"] = f"{torch.__version__}, CUDA {torch.version.cuda}, sees {torch.cuda.device_count()}"
-    began = time.perf_counter()
-    found = find_devices("auto")
-    answer["devices are found, s"] = time.perf_counter() - began
+    with answer.seconds("devices are found, s"):
+        found = find_devices("auto")
     for each in found.offered[:8]:
         facts = each.facts
         answer[f"{facts.device}"] = f"{facts.kind}, {facts.memory_bytes / 1e9:.1f} GB, {facts.cores} cores {each.uuid}"
@@ -55,9 +54,8 @@ def device(answer: Answer, _: Place) -> None:
 def model(answer: Answer, place: Place) -> None:
     from benchmarks.gpu.model import SMOLLM2, TINY, build
 
-    began = time.perf_counter()
-    answer["bytes"] = build(place.model, TINY if REHEARSAL else SMOLLM2, device=device_name())
-    answer["made and written, s"] = time.perf_counter() - began
+    with answer.seconds("made and written, s"):
+        answer["bytes"] = build(place.model, TINY if REHEARSAL else SMOLLM2, device=device_name())
 
 
 def turns(answer: Answer, _: Place) -> None:
@@ -76,50 +74,39 @@ LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
 _FAMILY = (32, LONGEST)
 
 
-def _embed(model: Any, some: list[str]) -> int:
-    return len(model.embed(some))
-
-
-def _folder(place: Place) -> Any:
-    folder = place.work / "encoder"
-    shutil.rmtree(folder, ignore_errors=True)
-    write_model(folder)
-    return folder
-
-
-def _compilation_text(model: Any, some: list[str]) -> str:
-    return f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
-
-
 def _figures(answer: Answer, what: str, context: Recipe | Family, calls: list[list[str]]) -> float:
-    app = stoker.app(context=context)(_embed)
-    began = time.perf_counter()
-    hot = [calls[0], calls[-1]] * 2  # short and long calls load both runtimes of a family
-    list(stoker.map(app, hot, ordered=False))
-    answer[f"{what}: until it is hot, s"] = time.perf_counter() - began
+    app = stoker.app(context=context)(lambda model, some: len(model.embed(some)))
+    with answer.seconds(f"{what}: until it is hot, s"):
+        hot = [calls[0], calls[-1]] * 2  # short and long calls load both runtimes of a family
+        list(stoker.map(app, hot, ordered=False))
     began = time.perf_counter()
     count = sum(stoker.map(app, calls, ordered=False))
     rate = count / (time.perf_counter() - began)
     answer[f"{what}: texts/s"] = rate
     if "compiled" in what:
-        answer[f"{what}: how"] = stoker.app(context=context)(_compilation_text)(calls[-1]).result(30)
+        told = stoker.app(context=context)(
+            lambda model, some: (
+                f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
+            )
+        )
+        answer[f"{what}: how"] = told(calls[-1]).result(30)
     return rate
 
 
 def encoder(answer: Answer, place: Place) -> None:
-    folder = _folder(place)
-    all_texts = [each for each in texts(48 if REHEARSAL else 20_000) if len(each.split()) <= LONGEST - 2]
+    folder = place.work / "encoder"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_model(folder)
+    all_texts = [each for each in texts_like_tweets(48 if REHEARSAL else 20_000) if len(each.split()) <= LONGEST - 2]
     all_texts.sort(key=lambda each: len(each.split()))
     calls = [all_texts[at : at + CALL] for at in range(0, len(all_texts), CALL)]
     static: dict[str, Any] = {"batch": BATCH, "compiled": False}
-    compiled = static | {"compiled": "auto"}
+    two = f"{_FAMILY[0]} and {LONGEST} tokens"
     contexts: dict[str, Callable[[], Recipe | Family]] = {
         "dynamic": lambda: encoder_recipe(folder),
         f"static, {LONGEST} tokens": lambda: encoder_recipe(folder, length=LONGEST, **static),
-        f"static, {_FAMILY[0]} and {LONGEST} tokens": lambda: encoder_family(folder, lengths=_FAMILY, **static),
-        f"static and compiled, {_FAMILY[0]} and {LONGEST} tokens": lambda: encoder_family(
-            folder, lengths=_FAMILY, **compiled
-        ),
+        f"static, {two}": lambda: encoder_family(folder, lengths=_FAMILY, **static),
+        f"static and compiled, {two}": lambda: encoder_family(folder, lengths=_FAMILY, **static | {"compiled": "auto"}),
     }
     rates = {}
     with place.session(policy="arlo"):
@@ -175,17 +162,15 @@ def gang(answer: Answer, place: Place) -> None:
     gpus = torch.cuda.device_count()
     device = "cuda:0" if gpus else "cpu"
     through = device if gpus > 1 else "cpu"
-    answer["ranks"] = {0: "on two CPU devices, Gloo", 1: "on one GPU, Gloo through host memory"}.get(
-        gpus, "on two GPUs, NCCL"
-    )
+    few = {0: "on two CPU devices, Gloo", 1: "on one GPU, Gloo through host memory"}
+    answer["ranks"] = few.get(gpus, "on two GPUs, NCCL")
     one_gpu = gpus == 1 or REHEARSAL  # A rehearsal runs two pilots, like a single GPU.
     count = 1 << (16 if REHEARSAL else 24 if one_gpu else 26)
     with place.session(pilots=2 if one_gpu else 1, own_scratch=one_gpu):
         for what in ("first call", "second call"):
-            began = time.perf_counter()
-            call = stoker.app(context=imports_torch(0), gang=2)(_exchange)
-            total, took_s = call(count, device, through).result(45)
-            answer[f"{what}: from the call to the result, s"] = time.perf_counter() - began
+            with answer.seconds(f"{what}: from the call to the result, s"):
+                call = stoker.app(context=imports_torch(0), gang=2)(_exchange)
+                total, took_s = call(count, device, through).result(45)
         answer["sum of ones over the ranks"] = total
         answer[f"sum of {count * 4} bytes, ms"] = took_s * 1e3
         answer["sum, GB/s"] = count * 4 / took_s / 1e9
@@ -199,14 +184,11 @@ def tune(answer: Answer, place: Place) -> None:
     from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
     from stoker.tuning.tune import tune as run
 
-    if place.lacks_model(answer):
-        return
     loaded = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.bfloat16).to(device_name())
     reads = AutoTokenizer.from_pretrained(place.model)
     found = CausalLM(loaded.eval().requires_grad_(False), reads, name="random")
-    samples = tuple(
-        Sample(f"{'ab'[n % 2]} {n}, and some words", "yes" if n % 2 else "no", f"line {n}") for n in range(64)
-    )
+    words = [f"{'ab'[n % 2]} {n}, and some words" for n in range(64)]
+    samples = tuple(Sample(text, "yes" if n % 2 else "no", f"line {n}") for n, text in enumerate(words))
     for what, iterations in (("first", 2), ("then", 2 if REHEARSAL else 20)):
         job = Job(
             data=Data("none.jsonl", evaluation_samples=8), name="gpu", prompt=Prompt(initial="say yes or no"),

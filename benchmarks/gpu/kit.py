@@ -22,19 +22,15 @@ PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux201
 MOST_BYTES = 64 << 20
 
 
-def pins() -> dict[str, str]:
-    text = (ROOT / "constraints.txt").read_text()
-    return {name.lower(): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", default="3.12", help="Python version of the GPU machine [%(default)s]")
     parser.add_argument("--machine", default="x86_64", help="processor of the GPU machine [%(default)s]")
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu-kit")
     asked = parser.parse_args()
-    known = pins()
-    wanted = [f"{name}=={known[name]}" if name in known else name for name in NAMES]
+    pins = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    known = {name.lower(): f"{name}=={version}" for name, version in pins}
+    wanted = [known.get(name, name) for name in NAMES]
     platforms = [word for each in PLATFORMS for word in ("--platform", f"{each}_{asked.machine}")]
     asked.out.mkdir(exist_ok=True)
     for old in asked.out.glob("*.whl"):

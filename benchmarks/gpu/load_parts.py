@@ -6,27 +6,21 @@ a separate library.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import stoker
 from benchmarks.gpu.bars import FULL_OF_NONE, OF_PINNED, WEIGHTS_ALONE
-from benchmarks.gpu.place import (
-    PINNED,
-    REHEARSAL,
-    Answer,
-    Place,
-    device_memory,
-    device_name,
-    drop_page_cache,
-    page_cache_share,
-)
+from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory, device_name
 from stoker import causal_lm, context
 
 CLAIMS = 16
@@ -42,8 +36,6 @@ def _verify(llm: Any, number: int) -> int:
 
 
 def awareness(answer: Answer, place: Place) -> None:
-    if place.lacks_model(answer):
-        return
     rates = {}
     for level, in_flight in (("full", 2), ("none", 1), ("disk", 1)):
         recipe = causal_lm(place.model, dtype="bfloat16", awareness=level)
@@ -106,8 +98,6 @@ def _sleep_and_wake(llm: Any) -> float:
 def load(answer: Answer, place: Place) -> None:
     from benchmarks.gpu.model import pickle_of, weights_bytes
 
-    if place.lacks_model(answer):
-        return
     loads = _Loads(answer, place, weights_bytes(place.model))
     with place.session() as session:
         loads.session = session
@@ -115,9 +105,8 @@ def load(answer: Answer, place: Place) -> None:
         loads.measure("from a file, first", place.model)
         loads.measure("from a file, warm", place.model)
         loads.cold("from a file, cold", place.model)
-        began = time.perf_counter()
-        pickled = pickle_of(place.model)
-        answer["the model is pickled, s"] = time.perf_counter() - began
+        with answer.seconds("the model is pickled, s"):
+            pickled = pickle_of(place.model)
         loads.measure("from a pickle, its snapshot is made", pickled)
         loads.measure("from a snapshot, warm", pickled)
         loads.measure("from a snapshot, warm, again", pickled)
@@ -142,9 +131,8 @@ class _Loads:
         preload = causal_lm(model).preload
         for number, what in enumerate(("the zygote starts and imports", "a fork of the warm zygote")):
             recipe = _nothing.with_options(preload=preload)(number)
-            began = time.perf_counter()
-            first_s = stoker.app(context=recipe)(_operation)().result(80)
-            self._answer[f"{what}: call to result, s"] = time.perf_counter() - began
+            with self._answer.seconds(f"{what}: call to result, s"):
+                first_s = stoker.app(context=recipe)(_operation)().result(80)
             self._answer[f"{what}: first operation on the device, s"] = first_s
 
     def recipe(self, source: Path) -> Any:
@@ -152,13 +140,11 @@ class _Loads:
         return causal_lm(source, dtype="bfloat16", threads=self._threads, **device_memory("8 GB"))
 
     def measure(self, what: str, source: Path) -> None:
-        began = time.perf_counter()
         recipe = self.recipe(source)
-        origin = stoker.app(context=recipe)(lambda llm: str(llm.origin))().result(100)
-        whole_s = time.perf_counter() - began
+        with self._answer.seconds(f"{what}: call to result, s"):
+            origin = stoker.app(context=recipe)(lambda llm: str(llm.origin))().result(100)
         start_s, load_s = _load_times_of_context(self.session, recipe)
         own_s, stream = load_times_of_origin(origin)
-        self._answer[f"{what}: call to result, s"] = whole_s
         self._answer[f"{what}: start of the library, s"] = start_s
         self._answer[f"{what}: load, s"] = load_s
         self._answer[f"{what}: how"] = origin
@@ -168,9 +154,9 @@ class _Loads:
 
     def cold(self, what: str, source: Path) -> None:
         files = [file for pattern in ("*.safetensors", "*.bin") for file in self._place.work.rglob(pattern)]
-        self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: drop_page_cache(files))
+        self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: _drop_from_page_cache(files))
         self.measure(what, source)
-        self._page_cache(f"{what}: of all files, in the page cache after it, %", lambda: page_cache_share(files))
+        self._page_cache(f"{what}: of all files, in the page cache after it, %", lambda: _page_cache_share(files))
 
     def _page_cache(self, what: str, look: Callable[[], float]) -> None:
         try:
@@ -186,6 +172,39 @@ class _Loads:
         self._answer[f"{what}: GB/s"] = rate
         if self._pinned:
             self._answer[f"{what}: {OF_PINNED}"] = rate / self._pinned
+
+
+def _drop_from_page_cache(files: Iterable[Path]) -> float:
+    """Ask the kernel to drop files from its page cache. Return the share that stays."""
+    files = list(files)
+    for file in files:
+        with file.open("rb") as opened:
+            os.fdatasync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return _page_cache_share(files)
+
+
+def _page_cache_share(files: Iterable[Path]) -> float:
+    pages = inside = 0
+    for file in {(each.stat().st_dev, each.stat().st_ino): each for each in files}.values():
+        of_file = _resident_pages(file)
+        pages += len(of_file)
+        inside += sum(1 for page in of_file if page & 1)
+    return inside / max(1, pages)
+
+
+def _resident_pages(file: Path) -> bytes:
+    size = file.stat().st_size
+    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    if not size:
+        return b""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        start = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(start), ctypes.c_size_t(size), found)
+        del start  # A mapping with references cannot be closed.
+    if failed:
+        raise OSError(ctypes.get_errno(), f"mincore of {file}")
+    return bytes(found)
 
 
 def load_times_of_origin(origin: str) -> tuple[float, float]:
@@ -206,9 +225,8 @@ def _load_times_of_context(session: Any, recipe: Any) -> tuple[float, float]:
 
 def _measure_script_load(answer: Answer, place: Place, size: int) -> None:
     words = [sys.executable, "-c", _SCRIPT, str(place.model), device_name()]
-    began = time.perf_counter()
-    said = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    answer["a script of its own: from its start to its end, s"] = time.perf_counter() - began
+    with answer.seconds("a script of its own: from its start to its end, s"):
+        said = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     imports_s, load_s = (float(word) for word in said.split()[-2:])
     answer["a script of its own: imports, s"] = imports_s
     answer["a script of its own: GB/s"] = size / load_s / 1e9
@@ -230,9 +248,8 @@ print(imported - began, time.perf_counter() - imported)
 def _measure_peer_transfer(answer: Answer, place: Place) -> None:
     recipe = causal_lm(place.model, dtype="bfloat16", **device_memory("8 GB"))
     with place.session(pilots=2, policy="exclusive", own_scratch=True) as session:
-        began = time.perf_counter()
-        session.warm(recipe, 2).result(90)
-        answer["from a peer: two pilots are hot, s"] = time.perf_counter() - began
+        with answer.seconds("from a peer: two pilots are hot, s"):
+            session.warm(recipe, 2).result(90)
         objects = session.status().objects
         answer["from a peer: bytes from the origin"] = sum(each.origin_bytes for each in objects)
         answer["from a peer: bytes from the peer"] = sum(each.peer_bytes for each in objects)

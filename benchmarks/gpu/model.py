@@ -42,18 +42,15 @@ def tokenizer(vocabulary: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=found)
 
 
-def config(shape: Shape) -> LlamaConfig:
-    return LlamaConfig(
+def build(folder: Path, shape: Shape, *, device: str) -> int:
+    config = LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.inner,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, num_hidden_layers=shape.layers,
         max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
         dtype=torch.bfloat16,
     )  # fmt: skip
-
-
-def build(folder: Path, shape: Shape, *, device: str) -> int:
     with torch.device("meta"):
-        model = LlamaForCausalLM(config(shape)).to(torch.bfloat16)
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.to_empty(device=device)
     torch.manual_seed(1)
     with torch.no_grad():

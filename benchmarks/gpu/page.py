@@ -7,16 +7,10 @@ from typing import Any
 
 def render(record: dict[str, Any]) -> str:
     what = "**A rehearsal: no GPU was used, the numbers say nothing of one.**\n\n" if record["rehearsal"] else ""
-    counts = record["counts"]
-    lines = [
-        f"# GPU run of {record['date']}\n",
-        *_bars(record.get("bars", [])),
-        f"{what}{record['machine']}. Commit {record['commit']}. {record['seconds']:.0f} s in all: "
-        + ", ".join(f"{count} {status}" for status, count in counts.items())
-        + ".\n",
-        "| part | | seconds | |",
-        "|---|---|---:|---|",
-    ]
+    statuses = ", ".join(f"{count} {status}" for status, count in record["counts"].items())
+    summary = f"{record['machine']}. Commit {record['commit']}. {record['seconds']:.0f} s in all: {statuses}.\n"
+    bars, columns = _bars(record.get("bars", [])), ["| part | | seconds | |", "|---|---|---:|---|"]
+    lines = [f"# GPU run of {record['date']}\n", *bars, f"{what}{summary}", *columns]
     lines += [f"| {it['name']} | {it['status']} | {it['seconds']:.1f} | {_cell(it['why'])} |" for it in record["parts"]]
     for part in record["parts"]:
         if part["numbers"]:

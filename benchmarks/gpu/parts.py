@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
+from benchmarks.gpu import budget
 from benchmarks.gpu.place import REHEARSAL, Answer, Place
 
 PARTS = {
@@ -41,7 +42,11 @@ def main() -> None:
     if not REHEARSAL and asked.part != "gang":
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # Measure one device.
     signal.signal(signal.SIGTERM, _stop)
-    function_of(asked.part)(Answer(asked.answer), Place(asked.work, asked.seconds))
+    answer, place = Answer(asked.answer), Place(asked.work, asked.seconds)
+    if "model" in budget.PARTS[asked.part].needs and not any(place.model.glob("*.safetensors")):
+        answer.skip("there is no model: the part `model` did not write it")
+    else:
+        function_of(asked.part)(answer, place)
 
 
 if __name__ == "__main__":

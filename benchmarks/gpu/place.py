@@ -1,14 +1,12 @@
-"""Provide folder, site file, numbers and clock for a part of `make gpu`, and control the page cache."""
+"""Provide folder, site file, numbers and clock for a part of `make gpu`."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,55 +38,10 @@ def write_site(
     file: Path, *, devices: str, pilots: int = 1, policy: str = "default", own_scratch: Path | None = None
 ) -> Path:
     """Write a site file. `own_scratch`: the parent of each pilot's scratch folder."""
-    provider = f'worker_init = \'export STOKER_SCRATCH="{own_scratch}/$$"; mkdir -p "$STOKER_SCRATCH"\'\n'
-    file.write_text(
-        _SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider if own_scratch else "")
-    )
+    own = f'worker_init = \'export STOKER_SCRATCH="{own_scratch}/$$"; mkdir -p "$STOKER_SCRATCH"\'\n'
+    provider = own if own_scratch else ""
+    file.write_text(_SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider))
     return file
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-]  # fmt: skip
-_FAILED = ctypes.c_void_p(-1).value
-
-
-def drop_page_cache(files: Iterable[Path]) -> float:
-    """Ask the kernel to drop files from its page cache. Return the share that stays."""
-    files = list(files)
-    for file in files:
-        with file.open("rb") as opened:
-            os.fdatasync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return page_cache_share(files)
-
-
-def page_cache_share(files: Iterable[Path]) -> float:
-    pages = inside = 0
-    for file in {(each.stat().st_dev, each.stat().st_ino): each for each in files}.values():
-        of_file = _resident_pages(file)
-        pages += len(of_file)
-        inside += sum(1 for page in of_file if page & 1)
-    return inside / max(1, pages)
-
-
-def _resident_pages(file: Path) -> bytes:
-    size = file.stat().st_size
-    if not size:
-        return b""
-    found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    with file.open("rb") as opened:
-        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, opened.fileno(), 0)
-    if address in (None, _FAILED):
-        raise OSError(ctypes.get_errno(), f"{file} cannot be mapped")
-    try:
-        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found):
-            raise OSError(ctypes.get_errno(), f"mincore of {file}")
-    finally:
-        _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
-    return bytes(found)
 
 
 REHEARSAL = bool(os.environ.get("STOKER_GPU_REHEARSAL"))
@@ -106,6 +59,13 @@ class Answer:
         self._said["numbers"][name] = value
         self._write()
 
+    @contextmanager
+    def seconds(self, name: str) -> Iterator[None]:
+        """Record the seconds of a block."""
+        began = time.perf_counter()
+        yield
+        self[name] = time.perf_counter() - began
+
     def skip(self, why: str) -> None:
         self._said["skipped"] = why
         self._write()
@@ -120,10 +80,8 @@ class Place:
     """Work folder and time limit in seconds of a part of `make gpu`."""
 
     def __init__(self, work: Path, seconds: float) -> None:
-        self.work = work
-        self.seconds = seconds
+        self.work, self.model = work, work / "model"
         self._until = time.monotonic() + seconds
-        self.model = work / "model"
 
     def left_s(self) -> float:
         return self._until - time.monotonic()
@@ -134,19 +92,10 @@ class Place:
         except (OSError, ValueError):
             return 0.0
 
-    def lacks_model(self, answer: Answer) -> bool:
-        if any(self.model.glob("*.safetensors")):
-            return False
-        answer.skip("there is no model: the part `model` did not write it")
-        return True
-
     @contextmanager
-    def session(
-        self, *, devices: str = "", pilots: int = 1, policy: str = "default", own_scratch: bool = False
-    ) -> Iterator[Any]:
-        devices = devices or ("cpu:1" if REHEARSAL else "gpu")
+    def session(self, *, pilots: int = 1, policy: str = "default", own_scratch: bool = False) -> Iterator[Any]:
         site = write_site(
-            self.work / "site-of-a-part.toml", devices=devices, pilots=pilots, policy=policy,
+            self.work / "site-of-a-part.toml", devices="cpu:1" if REHEARSAL else "gpu", pilots=pilots, policy=policy,
             own_scratch=self.work / "scratches" if own_scratch else None,
         )  # fmt: skip
         with stoker.load(str(site), run_dir=str(self.work / "runs"), progress=False) as session:

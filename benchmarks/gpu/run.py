@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from benchmarks.gpu.page import render  # noqa: E402
 Numbers = dict[str, Any]
 Outcome = tuple[str, str, Numbers]
 """Status, reason, and numbers by name."""
-FIRST_IMPORT = "first import of torch and transformers, s"
 _PR_SET_PDEATHSIG = 1
 _IMPORTS = """
 import time; began = time.perf_counter()
@@ -51,8 +51,7 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="commit of the sources, if this is not a repository")
     parser.add_argument("--rehearse", action="store_true", help="run on CPUs, with tiny models")
     asked = parser.parse_args()
-    unknown = [name for name in asked.parts if name not in PARTS]
-    if unknown:
+    if unknown := [name for name in asked.parts if name not in PARTS]:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
     return Run(asked).all()
 
@@ -73,7 +72,8 @@ class Run:
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "rehearsal": asked.rehearse,
             "machine": f"{_devices()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "commit": asked.commit or _commit(), "seconds": 0.0, "counts": {}, "bars": [], "parts": [],
+            "commit": asked.commit or _output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown",
+            "seconds": 0.0, "counts": {}, "bars": [], "parts": [],
         }  # fmt: skip
         self.environ = self._environment()
 
@@ -123,7 +123,7 @@ class Run:
             outcome = self._install_wheels(numbers)
             imports.wait(max(1.0, min(KIT.limit_s, self.ends_at - time.monotonic())))
             if imports.returncode == 0:
-                numbers[FIRST_IMPORT] = float(self._tail("imports"))
+                numbers["first import of torch and transformers, s"] = float(self._tail("imports"))
             elif outcome[0] == "ok":
                 outcome = ("failed", f"torch or transformers: {self._tail('imports')}", numbers)
         except subprocess.TimeoutExpired:
@@ -134,20 +134,18 @@ class Run:
 
     def _install_wheels(self, numbers: Numbers) -> Outcome:
         wheels = sorted(self.asked.kit.glob("*.whl"))
-        missing = [wheel for wheel in wheels if not _has(wheel.name.split("-")[0])]
-        if missing:
-            words = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", self.out / "site"]
-            code = self._run("kit", ["-m", "pip", "install", *map(str, words), *map(str, missing)], limit_s=60.0)
-            if code is None:
-                return "too slow", f"pip did not end: {self._tail('kit')}", numbers
-            if code:
-                return "failed", f"pip ended with code {code}: {self._tail('kit')}", numbers
+        missing = [str(wheel) for wheel in wheels if not _has(wheel.name.split("-")[0])]
+        words = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(self.out / "site")]
         imports = "import zmq, msgspec, parsl, cloudpickle, psutil, click, rich, pytest"
-        code = self._run("kit", ["-c", imports], limit_s=30.0)
-        if code is None:
-            return "too slow", f"the imports did not end: {self._tail('kit')}", numbers
-        if code:
-            return "failed", f"{self._tail('kit')}; take wheels along: make gpu-kit", numbers
+        for what, step, advice in (
+            ("pip", ["-m", "pip", "install", *words, *missing] if missing else [], ""),
+            ("the imports", ["-c", imports], "; take wheels along: make gpu-kit"),
+        ):
+            code = self._run("kit", step, limit_s=60.0) if step else 0
+            if code is None:
+                return "too slow", f"{what} did not end: {self._tail('kit')}", numbers
+            if code:
+                return "failed", f"{what} ended with code {code}: {self._tail('kit')}{advice}", numbers
         return "ok", f"{len(missing)} of {len(wheels)} wheels installed", numbers
 
     def _side(self, name: str, limit_s: float) -> Outcome:
@@ -158,8 +156,7 @@ class Run:
 
         words = ["-m", "benchmarks.gpu.parts", name, str(answer), "--work", str(self.work)]
         code = self._run(name, [*words, "--seconds", f"{limit_s:.0f}"], limit_s=limit_s, numbers=numbers)
-        skipped = _read(answer).get("skipped", "")
-        if skipped:
+        if skipped := _read(answer).get("skipped", ""):
             return "skipped", skipped, numbers()
         if code is None:
             return "too slow", f"it did not end within {limit_s:.0f} s: {self._tail(name)}", numbers()
@@ -171,9 +168,7 @@ class Run:
             return "failed", suite.missing, {}
         log = self.out / "logs" / f"{name}.log"
         # GPU tests with the stand-in driver would prove nothing. In a rehearsal these tests find no GPU.
-        plain = {key: value for key, value in self.environ.items() if key != "STANDIN_NVML"}
-        places = plain["PYTHONPATH"].split(os.pathsep)
-        plain["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.endswith("tests/driver"))
+        plain = self._environment(stands_in=False)
         words = ["-m", "pytest", *suite.words, "-o", f"cache_dir={self.work / 'pytest'}"]
         code = self._run(
             name, words, limit_s=limit_s, environ=plain, how=signal.SIGINT, numbers=lambda: suite.numbers(log)
@@ -182,21 +177,28 @@ class Run:
             return "too slow", f"they did not end within {limit_s:.0f} s", suite.numbers(log)
         return *suite.verdict(code, log), suite.numbers(log)
 
-    def _environment(self) -> dict[str, str]:
-        path = [self.out / "site", ROOT / "src", ROOT, ROOT / "tests"]
-        if self.asked.rehearse:
-            path.insert(0, ROOT / "tests" / "driver")
+    def _environment(self, *, stands_in: bool = True) -> dict[str, str]:
+        """Return the environment of a part. `stands_in`: a rehearsal finds two GPUs of a stand-in driver."""
+        stands_in &= self.asked.rehearse
+        path = [
+            *([ROOT / "tests" / "driver"] if stands_in else []),
+            self.out / "site",
+            ROOT / "src",
+            ROOT,
+            ROOT / "tests",
+        ]
         words = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
         environ = {
             **os.environ, "PYTHONPATH": os.pathsep.join(words), "STOKER_HOME": str(self.work / "home"),
             "STOKER_SCRATCH": str(self.work / "scratch"), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            **({"STOKER_GPU_REHEARSAL": "1"} if self.asked.rehearse else {}),
         }  # fmt: skip
-        if self.asked.rehearse:
+        if stands_in:
             gpus = [{"uuid": f"GPU-{n}", "name": "stand-in", "memory": 24 * 10**9} for n in range(2)]
             (self.work / "use.d").mkdir(exist_ok=True)
             (self.work / "nvml.json").write_text(json.dumps({"gpus": gpus}))
-            environ |= {"STANDIN_NVML": str(self.work / "nvml.json"), "STOKER_GPU_REHEARSAL": "1"}
+            environ["STANDIN_NVML"] = str(self.work / "nvml.json")
         return environ
 
     def _run(
@@ -237,52 +239,36 @@ def _end_with_parent() -> None:
 def _end_process_group(process: subprocess.Popen[bytes], *, how: int = signal.SIGTERM) -> None:
     if process.poll() is None:
         os.kill(process.pid, how)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(8.0)
-        except subprocess.TimeoutExpired:
-            pass
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
+    with suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
+        return found
+    return {}
 
 
 def _has(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version(name))
+    return False
+
+
+def _output_of(*words: str) -> str:
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    return ""
 
 
 def _devices() -> str:
-    try:
-        words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")
-    except (OSError, subprocess.SubprocessError):
-        return "no GPU"
-    names = [name.strip() for name in said if name.strip()]
-    return ", ".join(
-        f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)
-    )
-
-
-def _commit() -> str:
-    try:
-        words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-        said = subprocess.run(words, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        said = ""
-    return said or "unknown"
+    names = [name.strip() for name in _output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").split("\n")]
+    counts = {name: names.count(name) for name in names if name}
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items()) or "no GPU"
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import json
 import resource
 import select
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -22,21 +23,8 @@ import zmq
 from benchmarks.harness import side_options
 from stoker.dealer import Keys, open_socket
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
-from stoker.pilot.core import commands
+from stoker.pilot.core import commands, events
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import (
-    Farewell,
-    FromLibrary,
-    FromManager,
-    HelloDue,
-    LibraryPrepared,
-    Observation,
-    Observed,
-    Pinned,
-    ProcessEnded,
-    Tick,
-    UsageMeasured,
-)
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_library, wire
 from stoker.protocol.calls import CallEnd
@@ -52,13 +40,15 @@ _NOTHING = b"\x80\x04N."
 _decode = wire.to_pilot_decoder()
 
 
+@dataclass
 class Ledger:
-    def __init__(self, hold_after: int) -> None:
-        self.hold_after = hold_after
-        self.ended: set[int] = set()
-        self.given = 0
-        self.frames = 0
-        self.again = 0
+    """Calls of all pilots: `given`, those that `ended`, and those given `again` after their end."""
+
+    hold_after: int
+    ended: set[int] = field(default_factory=set)
+    given: int = 0
+    frames: int = 0
+    again: int = 0
 
     @property
     def holds(self) -> bool:
@@ -72,11 +62,10 @@ class FakePilot:
         there, pair = folder.read(), folder.read_key("pilot")
         self.ledger = ledger
         devices_here = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu", 8_000_000_000) for number in range(devices))
-        self.core = PilotCore(
-            PilotFacts(
-                pilot=name, session=there.session, host=name, pid=1, devices=devices_here, cache_bound_bytes=_LARGE
-            )
+        facts = PilotFacts(
+            pilot=name, session=there.session, host=name, pid=1, devices=devices_here, cache_bound_bytes=_LARGE
         )
+        self.core = PilotCore(facts)
         self.libraries: dict[LibraryId, dict[CallId, None]] = {}
         """Calls of each library; the first call runs."""
         self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
@@ -89,32 +78,31 @@ class FakePilot:
         self.watch = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.socket.connect(there.address)
 
-    def look(self) -> None:
+    def empty(self) -> bool:
+        """Read both sockets until they are empty. Return True if a message arrived."""
         while int(self.watch.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.watch.recv_multipart()
             self.greet()
-
-    def empty(self) -> bool:
-        self.look()
         found = False
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             found = True
             for message in _decode(self.socket.recv()).messages:
-                self.queue.handle(FromManager(message))
+                self.queue.handle(events.FromManager(message))
             if self.core.state.hello_is_due:
                 self.greet()
             self.flush()
         if found and self.core.state.leaving:
-            self.queue.handle(Tick())
+            self.queue.handle(events.Tick())
             self.flush()
         return found
 
     def greet(self) -> None:
         self.flush()
-        self.queue.handle(HelloDue(collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, ()))
+        facts = collect_unacknowledged_facts(self.outbox.unacked())
+        self.queue.handle(events.HelloDue(facts, self.outbox.acknowledged, ()))
 
     def beat(self) -> None:
-        self.queue.handle(UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
+        self.queue.handle(events.UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
 
     def flush(self) -> None:
         if self.frame:
@@ -141,21 +129,21 @@ class FakePilot:
                 for frame in self.outbox.unacked():
                     self.socket.send(frame)
             case commands.Prepare(ordered=ordered):
-                self.queue.handle(LibraryPrepared(ordered.library, free_disk_bytes=_LARGE))
+                self.queue.handle(events.LibraryPrepared(ordered.library, free_disk_bytes=_LARGE))
             case commands.PinObjects(library=number, objects=refs):
-                self.queue.handle(Pinned(number, {ref.name: ref.source for ref in refs}))
+                self.queue.handle(events.Pinned(number, {ref.name: ref.source for ref in refs}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library] = {}
                 self.say(ordered.library, to_agent.Hello(ordered.library, 1), to_agent.Loaded(0.01, _MB, _MB))
             case commands.KillProcess(library=number):
                 self.die(number)
             case commands.Observe(library=number):
-                self.queue.handle(Observed([Observation(number, [(call, 0.0) for call in self.running(number)])]))
+                self.queue.handle(
+                    events.Observed([events.Observation(number, [(call, 0.0) for call in self.running(number)])])
+                )
             case commands.Leave():
-                self.queue.handle(Farewell())
+                self.queue.handle(events.Farewell())
                 self.over = True
-            case _:
-                pass
 
     def tell(self, number: LibraryId, message: to_library.ToLibrary) -> None:
         calls = self.libraries.get(number)
@@ -180,19 +168,17 @@ class FakePilot:
                 self.die(number, runs=False)
             case to_library.Resize(device_memory_bytes=size):
                 self.say(number, to_agent.Resized(size))
-            case _:
-                pass
 
     def running(self, number: LibraryId) -> tuple[CallId, ...]:
         return tuple(self.libraries.get(number, ()))[:1]
 
     def say(self, number: LibraryId, *messages: to_agent.ToAgent) -> None:
-        self.queue.handle(FromLibrary(number, messages))
+        self.queue.handle(events.FromLibrary(number, messages))
 
     def die(self, number: LibraryId, *, runs: bool = True) -> None:
         running = self.running(number) if runs else ()
         if self.libraries.pop(number, None) is not None:
-            self.queue.handle(ProcessEnded(number, running=running))
+            self.queue.handle(events.ProcessEnded(number, running=running))
 
     def end(self, number: LibraryId) -> None:
         calls = self.libraries.get(number)
@@ -217,14 +203,9 @@ def main() -> None:
         FakePilot(context, folder, f"fake-{number}", devices=asked.devices, ledger=ledger)
         for number in range(asked.pilots)
     ]
-    let_go = False
-
-    def release(_number: int, _frame: Any) -> None:
-        nonlocal let_go
-        let_go = True
-
-    signal.signal(signal.SIGUSR1, release)
-    serve(pilots, ledger, lambda: let_go)
+    let_go = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: let_go.set())
+    serve(pilots, ledger, let_go)
     used = resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "given": ledger.given, "again": ledger.again, "ended": len(ledger.ended), "frames": ledger.frames,
@@ -234,7 +215,7 @@ def main() -> None:
     context.destroy(linger=0)
 
 
-def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -> None:
+def serve(pilots: list[FakePilot], ledger: Ledger, let_go: threading.Event) -> None:
     """Serve until every pilot must exit, or the manager is absent for a minute.
 
     The ZeroMQ poller checks every socket each time, so this code uses one edge-triggered epoll, which requires reading
@@ -247,7 +228,7 @@ def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -
             number = int(socket.getsockopt(zmq.FD))
             by_number[number] = pilot
             waits.register(number, select.EPOLLIN | select.EPOLLET)
-    heard_at, released = time.monotonic(), False
+    heard_at = time.monotonic()
     beats = deque((time.monotonic() + HEARTBEAT_S * n / len(pilots), pilot) for n, pilot in enumerate(pilots))
     used = list(pilots)
     while not all(pilot.over for pilot in pilots) and time.monotonic() - heard_at < 60:
@@ -256,8 +237,8 @@ def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -
         for number, _ in waits.poll(0.1, maxevents=4096):
             heard_at = time.monotonic()
             used.append(by_number[number])
-        if let_go() and not released:
-            released, ledger.hold_after, used = True, -1, list(pilots)
+        if let_go.is_set() and ledger.hold_after >= 0:
+            ledger.hold_after, used = -1, list(pilots)
             for pilot in pilots:
                 for library in list(pilot.libraries):
                     pilot.end(library)

@@ -11,41 +11,17 @@ import math
 import random
 import string
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import inspect
 
 HARD = (
-    b"",
-    b"\xff",
-    b"\xff\xfe",
-    b"\xa2\xff\xfe",
-    b"\xc3\x28",
-    b"\xdd\xff\xff\xff\xff",
-    b"\xdf\xff\xff\xff\xff",
-    b"\xdb\xff\xff\xff\xff",
-    b"\xc6\xff\xff\xff\xff",
-    b"\xcf" + b"\xff" * 8,
-    b"\xd3\x80" + b"\x00" * 7,
-    b"\xcb\x7f\xf0" + b"\x00" * 6,
-    b"\xcb\x7f\xf8" + b"\x00" * 6,
-    b"\xc1",
-    b"\xc7\x10\xff",
-    b"\x91" * 2000,
-    b"\x81\xa1a" * 1000,
-    b"[" * 3000,
-    b'{"a":' * 2000,
-    b"\x00" * 8,
-    b"\xff" * 8,
-    b"9" * 5000,
-    b"1e999999",
-    b"-0.0",
-    b"\\ud800",
-    b'"""',
-    b"\n",
-    b"\r\n#SBATCH --wrap=x\n",
-    "\u2028\u202e\U0001f600".encode(),
-)
+    b"", b"\xff", b"\xff\xfe", b"\xa2\xff\xfe", b"\xc3\x28", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\x00" * 7,
+    b"\xcb\x7f\xf0" + b"\x00" * 6, b"\xcb\x7f\xf8" + b"\x00" * 6, b"\xc1", b"\xc7\x10\xff", b"\x91" * 2000,
+    b"\x81\xa1a" * 1000, b"[" * 3000, b'{"a":' * 2000, b"\x00" * 8, b"\xff" * 8, b"9" * 5000, b"1e999999", b"-0.0",
+    b"\\ud800", b'"""', b"\n", b"\r\n#SBATCH --wrap=x\n", "\u2028\u202e\U0001f600".encode(),
+)  # fmt: skip
 _TEXTS = ("", "a", "bare", "cpu:0", "é\u2028\U0001f600", "x" * 300, "-1", "../..", "a b\nc", "\0")
 _INTS = (0, 1, -1, 2, 63, 64, 2**31, 2**32, 2**53, 2**63 - 1, -(2**63))
 _FLOATS = (0.0, 1.0, -1.0, 1e-9, 1e18, 1e308, math.inf, -math.inf, math.nan)
@@ -166,21 +142,15 @@ def _bounded(value: Any, kind: Any) -> Any:
     return value
 
 
-Errors = tuple[type[BaseException], ...]
+class Target(NamedTuple):
+    """A reader whose `read` may raise only `declared` errors. `right`: valid inputs, which it reads if `complete`.
 
-
-class Target:
-    """A reader whose `read` may raise only `declared` errors. `complete`: reads valid inputs. `share`: relative
-    number of inputs.
+    `share`: relative number of inputs.
     """
 
-    def __init__(
-        self, name: str, *, read: Callable[[bytes], object], declared: Errors, right: list[bytes], share: int = 1,
-        complete: bool = True,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.read = read
-        self.declared = declared
-        self.right = right
-        self.complete = complete
-        self.share = share
+    name: str
+    read: Callable[[bytes], object]
+    declared: tuple[type[BaseException], ...]
+    right: list[bytes]
+    share: int = 1
+    complete: bool = True

@@ -15,22 +15,7 @@ from msgspec import inspect
 
 from benchmarks.reliability.fuzz_inputs import Values
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.manager.core.events import (
-    AdviceArrived,
-    ClientGone,
-    ContextAdvice,
-    CostAdvice,
-    FromClient,
-    FromPilot,
-    ManagerRestarted,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    SessionDefined,
-    SessionKept,
-    SetTimer,
-    TimerFired,
-)
+from stoker.manager.core import events
 from stoker.manager.core.reactor import Core
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
@@ -48,13 +33,24 @@ _TEXTS = (
 )  # fmt: skip
 
 
-class Fuzzer(Values):
-    """In a third of messages, integers are arbitrary."""
+_OF_CLIENT, _OF_PILOT = inspect.type_info(say.FromClient), inspect.type_info(say.FromPilot)
 
-    def __init__(self, chance: random.Random, core: Core) -> None:
+
+class Session(Values):
+    """A manager core with its clients and pilots. In a third of messages, integers are arbitrary (`is_strange`)."""
+
+    def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)
-        self.core = core
-        self.is_strange = False
+        self.core = Core(SESSION, default_policies())
+        self.now, self.pilots, self.is_strange = 0.0, 0, False
+        self.give(events.SessionKept())
+        self.give(events.SessionDefined((Source("mine", Rule.OPPORTUNISTIC, most=3, keep_pending=2),)))
+        for name in ("ana", "bob"):
+            self.tell(name, say.ClientHello(wire.VERSION, SESSION))
+        self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True))
+        recipes = (BARE, Recipe("a", "a", b"loader"), Recipe("b", "b", b"loader", slots=3))
+        self.tell("ana", *map(say.DefineRecipe, recipes), say.DefineFunction("f", "f", b""))  # type: ignore[arg-type]
+        self.pilot_joins()
 
     def message(self, kind: Any) -> Any:
         self.is_strange = self.chance.random() < 0.33
@@ -87,37 +83,16 @@ class Fuzzer(Values):
         known = named.get(name, [])
         return str(chance.choice(known)) if known and chance.random() < 0.8 else chance.choice(_TEXTS)
 
-
-_OF_CLIENT = inspect.type_info(say.FromClient)
-_OF_PILOT = inspect.type_info(say.FromPilot)
-
-
-class Session:
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
-        self.core = Core(SESSION, default_policies())
-        self.fuzzer = Fuzzer(self.chance, self.core)
-        self.now = 0.0
-        self.pilots = 0
-        self.give(SessionKept())
-        self.give(SessionDefined((Source("mine", Rule.OPPORTUNISTIC, most=3, keep_pending=2),)))
-        for name in ("ana", "bob"):
-            self.tell(name, say.ClientHello(wire.VERSION, SESSION))
-        self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True))
-        recipes = (BARE, Recipe("a", "a", b"loader"), Recipe("b", "b", b"loader", slots=3))
-        self.tell("ana", *map(say.DefineRecipe, recipes), say.DefineFunction("f", "f", b""))  # type: ignore[arg-type]
-        self.pilot_joins()
-
     def give(self, event: Any) -> None:
         self.now += self.chance.choice((0.0, 0.01, 1.0, 20.0))
         for command in self.core.handle(event, self.now):
-            assert not isinstance(command, SetTimer) or not math.isnan(command.at), command
+            assert not isinstance(command, events.SetTimer) or not math.isnan(command.at), command
 
     def tell(self, client: str, *messages: Any) -> None:
-        self.give(FromClient(client, self._next(client, messages), list(messages)))  # type: ignore[arg-type]
+        self.give(events.FromClient(client, self._next(client, messages), list(messages)))  # type: ignore[arg-type]
 
     def report(self, pilot: str, *messages: Any) -> None:
-        self.give(FromPilot(pilot, self._next(pilot, messages), list(messages)))  # type: ignore[arg-type]
+        self.give(events.FromPilot(pilot, self._next(pilot, messages), list(messages)))  # type: ignore[arg-type]
 
     def _next(self, peer: str, messages: tuple[Any, ...]) -> int:
         if isinstance(messages[0], say.ClientHello | say.PilotHello):
@@ -132,7 +107,7 @@ class Session:
         self.report(name, say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, peer="h:1", block="b1"))
 
     def step(self) -> Any:
-        chance, fuzzer, state = self.chance, self.fuzzer, self.core.state
+        chance, state = self.chance, self.core.state
         pilot, client = f"p{chance.randrange(self.pilots)}", chance.choice(("ana", "bob", "factory"))
         if len(state.pilots) < 2 and chance.random() < 0.3:
             return self.pilot_joins
@@ -140,14 +115,14 @@ class Session:
             pilot = chance.choice(list(state.pilots))
         dice = chance.random()
         if dice < 0.45:
-            message = fuzzer.message(_OF_PILOT)
+            message = self.message(_OF_PILOT)
             if isinstance(message, say.PilotLeaving) and chance.random() < 0.9:
                 message = say.Heartbeat()
             if isinstance(message, say.PilotHello):
                 message = msgspec.structs.replace(message, protocol=wire.VERSION, session=SESSION)
             return lambda: self.report(pilot, message)
         if dice < 0.7:
-            message = fuzzer.message(_OF_CLIENT)
+            message = self.message(_OF_CLIENT)
             if isinstance(message, say.EndSession) and chance.random() < 0.99:
                 message = say.AskStatus()
             if isinstance(message, say.ClientHello):
@@ -161,10 +136,8 @@ class Session:
         chance, state = self.chance, self.core.state
         known = state.clients.get(client)  # type: ignore[call-overload]
         base = max(known.number, 0) << 40 if known is not None else 0
-        options = CallOptions()
-        if chance.random() < 0.4:
-            options = self.fuzzer.message(inspect.type_info(CallOptions))
-        features = self.fuzzer.message(inspect.type_info(Features)) if chance.random() < 0.3 else None
+        options = self.message(inspect.type_info(CallOptions)) if chance.random() < 0.4 else CallOptions()
+        features = self.message(inspect.type_info(Features)) if chance.random() < 0.3 else None
         first = chance.randrange(10_000)
         specs = [CallSpec(base | (first + n), b"", features) for n in range(chance.choice((1, 1, 3, 9)))]  # type: ignore[arg-type]
         recipe = chance.choice([*state.contexts])
@@ -174,29 +147,29 @@ class Session:
         chance, state = self.chance, self.core.state
         match chance.randrange(8):
             case 0:
-                self.give(PilotCut(pilot))  # type: ignore[arg-type]
+                self.give(events.PilotCut(pilot))  # type: ignore[arg-type]
             case 1:
-                self.give(PilotLost(pilot, "silent"))  # type: ignore[arg-type]
+                self.give(events.PilotLost(pilot, "silent"))  # type: ignore[arg-type]
             case 2:
                 self.pilot_joins()
             case 3:
-                self.give(ClientGone(client))  # type: ignore[arg-type]
+                self.give(events.ClientGone(client))  # type: ignore[arg-type]
                 self.tell(client, say.ClientHello(wire.VERSION, SESSION, factory=client == "factory"))
             case 4 if chance.random() < 0.2:
-                self.give(ManagerRestarted())
+                self.give(events.ManagerRestarted())
             case 5:
-                self.give(AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({"": ContextAdvice(1.0, 0.0, 10**9)})))
+                advice = events.CostAdvice({"": events.ContextAdvice(1.0, 0.0, 10**9)})
+                self.give(events.AdviceArrived(events.OfContext(RecipeKey("a")), advice))
             case _:
-                due = sorted(state.timers, key=state.timers.__getitem__)
-                if due:
-                    self.now = max(self.now, min(state.timers[due[0]], self.now + 1e6))
-                    self.give(TimerFired(due[0]))
+                if due := min(state.timers, key=state.timers.__getitem__, default=""):
+                    self.now = max(self.now, min(state.timers[due], self.now + 1e6))
+                    self.give(events.TimerFired(due))
 
 
-def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
-    """Send `events` random events to a core."""
+def live(chance: random.Random, *, count: int, validate_every: int = 50) -> None:
+    """Send `count` random events to a core."""
     session = Session(chance)
-    for number in range(events):
+    for number in range(count):
         event = session.step()
         try:
             event()

@@ -10,9 +10,6 @@ A real manager recovers from a journal in the format of a live manager.
 from __future__ import annotations
 
 import heapq
-import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,10 +17,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.engine.driven import SESSION, DrivenCore
-from benchmarks.harness import in_turns, ratios, run_side, side_options
+from benchmarks.harness import in_turns, ratios, run_side, until
+from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import Command, Event, FromPilot, SetTimer, TimerFired
@@ -55,10 +53,8 @@ def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
     }
     lines = []
     for what, arguments in cases.items():
-        found = []
-        for repeat in range(repeats):
-            found.append(run_side(_SIDE, *arguments, timeout_s=3600))
-            say(f"{what}, {repeat + 1} of {repeats}: {found[-1]['back_s']:.2f} s")
+        side = {what: partial(run_side, _SIDE, *arguments, timeout_s=3600)}
+        [found] = in_turns(side, repeats, say, lambda what, one: f"{what}: {one['back_s']:.2f} s").values()
         back_s, megabytes = [one["back_s"] for one in found], [one["journal_bytes"] / 1e6 for one in found]
         lines.append(Line(what=f"{what}, s", cells={"s": back_s}, bar=Bar(at_most=5)))
         lines.append(Line(what="the journal's files, MB at most", cells={"MB": megabytes}, bar=Bar(at_most=50)))
@@ -169,75 +165,54 @@ def journal_of_ended_calls(folder: SessionFolder, *, calls: int, open_calls: int
 def measure_restart(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[str, Any]:
     key = folder.read_key("server").public
     folder.write(SessionFile(SESSION, wire.VERSION, "tcp://127.0.0.1:21999", key, created_at=time.time()))
+
+    def said() -> str:
+        return folder.manager_log.read_text() if folder.manager_log.exists() else ""
+
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--name", SESSION]
     )
     try:
-        while not (folder.manager_log.exists() and "listens on" in folder.manager_log.read_text()):
-            if process.poll() is not None or time.perf_counter() - began > 600:
-                raise SystemExit(f"the manager does not come back: {folder.manager_log.read_text()[-2000:]}")
-            time.sleep(0.005)
+        until(lambda: "listens on" in said() or process.poll() is not None, 600.0, "the manager")
         took_s = time.perf_counter() - began
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
-    said = folder.manager_log.read_text()
-    if f"{open_calls} calls open" not in said or f", {pilots} pilots" not in said:
-        raise SystemExit(f"the manager came back with something else: {said[-2000:]}")
+    if f"{open_calls} calls open" not in said() or f", {pilots} pilots" not in said():
+        raise SystemExit(f"the manager does not come back with the same session: {said()[-2000:]}")
     return {"back_s": took_s}
 
 
 def rate(*, sync: str, calls: int) -> dict[str, Any]:
-    import stoker
-
-    site = Path("site.toml")
+    """Return the calls/s of `noop` through `stoker.map`, with or without group sync of the journal."""
+    site = Path("site.toml").absolute()
     site.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\nsync = {sync}\n')
-
-    def nothing(x: int) -> int:
-        return x
-
-    mapped = stoker.app()(nothing)
-    with stoker.load(str(site), run_dir="runs"):
-        assert len(list(stoker.map(mapped, range(2000), batch_size=1))) == 2000
-        begun = time.perf_counter()
-        results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
-        took_s = time.perf_counter() - begun
-    assert results == list(range(calls))
-    return {"calls_per_s": calls / took_s}
+    return run_side("benchmarks.engine.noop", "stoker", "map", "--calls", str(calls), "--site", str(site))
 
 
-def main() -> None:
-    asked = side_options(
-        __doc__, what=("idle", "ended", "map"), pilots=2000, hours=24.0, calls=10_000_000, open=1000, sync="true"
-    )  # fmt: skip
-    if asked.what == "map":
-        print(json.dumps(rate(sync=asked.sync, calls=asked.calls)))
-        return
+def side(
+    what: Literal["idle", "ended", "map"], pilots: int = 2000, hours: float = 24.0, calls: int = 10_000_000,
+    open: int = 1000, sync: str = "true",
+) -> dict[str, Any]:  # fmt: skip
+    if what == "map":
+        return rate(sync=sync, calls=calls)
     with tempfile.TemporaryDirectory(prefix="journal-") as place:
-        os.environ["STOKER_HOME"] = f"{place}/home"
+        keep_state_in(place)
         folder = SessionFolder(f"{place}/session")
         make_folder(folder)
         begun = time.perf_counter()
-        if asked.what == "idle":
-            past, open_calls, pilots = (
-                journal_of_idle_pilots(folder, pilots=asked.pilots, hours=asked.hours),
-                0,
-                asked.pilots,
-            )
+        if what == "idle":
+            past, open_calls = journal_of_idle_pilots(folder, pilots=pilots, hours=hours), 0
         else:
-            past, open_calls, pilots = (
-                journal_of_ended_calls(folder, calls=asked.calls, open_calls=asked.open),
-                asked.open,
-                100,
-            )
+            past, open_calls = journal_of_ended_calls(folder, calls=calls, open_calls=open), open
         past.compaction.close()
         past.journal.close()
         made_s = time.perf_counter() - begun
-        found = measure_restart(folder, pilots=pilots, open_calls=open_calls)
-        most, least = past.most_bytes, compaction.LEAST_BYTES
-        print(json.dumps({**found, "journal_bytes": most, "least_bytes": least, "made_s": made_s}))
+        found = measure_restart(folder, pilots=len(past.pilots), open_calls=open_calls)
+        least = compaction.LEAST_BYTES
+        return {**found, "journal_bytes": past.most_bytes, "least_bytes": least, "made_s": made_s}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

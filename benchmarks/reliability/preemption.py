@@ -3,18 +3,14 @@
 *Goodput* is the run time of all calls divided by the pilot-seconds up to the last result. The side fails unless each
 call has one correct result.
 
-`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints a run as JSON; `tests` must be on
-PYTHONPATH.
+`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints a run as JSON.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,23 +22,22 @@ from batch.lab.shape import Shape
 from batch.sessions import status_when, write_site
 
 import stoker
-from benchmarks.harness import ROOT, run_side
+from benchmarks.harness import run_side
+from benchmarks.starting import Every, keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "preemption", "calls on pilots of a real Slurm that are preempted one after the other"
 SIDE = "benchmarks.reliability.preemption"
-_LAB = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     calls, repeats = (600, 1) if quick else (10_000, 3)
+    if why := commands.missing_for_slurm():
+        return Table(name=NAME, title=TITLE, skipped=why)
     runs: list[dict[str, Any]] = []
     for number in range(1, repeats + 1):
-        found = run_side(SIDE, "--calls", str(calls), "--seed", str(number), environment=_LAB)
-        if why := found.get("skipped"):
-            return Table(name=NAME, title=TITLE, skipped=why)
-        runs.append(found)
-        say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in found.items())}")
+        runs.append(run_side(SIDE, "--calls", str(calls), "--seed", str(number)))
+        say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in runs[-1].items())}")
     headings = {"s": "seconds", "preempted": "preempted", "pilot-seconds": "pilot_s", "goodput": "goodput"}
     cells = {heading: [run[name] for run in runs] for heading, name in headings.items()}
     what = f"{calls:,} calls of {runs[0]['call_s']:g} s on 8 nodes, a pilot preempted every 5 s"
@@ -63,20 +58,6 @@ def nap(sleep: Callable[[float], None], number: int) -> int:
     return number
 
 
-class Every(threading.Thread):
-    def __init__(self, seconds: float, do: Callable[[], None]) -> None:
-        super().__init__(daemon=True)
-        self._seconds, self._do, self._over = seconds, do, threading.Event()
-
-    def run(self) -> None:
-        while not self._over.wait(self._seconds):
-            self._do()
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
-
 def preempt_one(cluster: Cluster, chance: random.Random) -> None:
     jobs = [line[0] for line in cluster.queue("--states=RUNNING", "--partition=backfill")]
     if nodes := sorted(filter(None, (cluster.job(job).get("NodeList") for job in jobs))):
@@ -94,33 +75,23 @@ class Meter:
         self._last, self._pilots = now, seen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    if why := commands.missing_for_slurm():
-        print(json.dumps({"skipped": why}))
-        return
+def side(calls: int = 10_000, seed: int = 1) -> dict[str, Any]:
     with Cluster(Shape(gpus=("a10:1",) * NODES)) as cluster, tempfile.TemporaryDirectory() as place:
-        os.environ.update(cluster.environ, STOKER_HOME=f"{place}/home", STOKER_SCRATCH=place)
-        print(json.dumps(side(cluster, Path(place), calls=asked.calls, seed=asked.seed)))
+        os.environ |= cluster.environ
+        keep_state_in(place)
+        return run(cluster, Path(place), calls=calls, seed=seed)
 
 
-def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
+def run(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
     blocks = {"init_blocks": NODES, "max_blocks": NODES}
     site = write_site(place, provider={"gpus": "a10:1"}, pilot=blocks)
     with stoker.load(site, run_dir=f"{place}/runinfo") as session:
         status_when(session, lambda status: len(status.pilots) == NODES, what=f"{NODES} pilots", limit_s=120)
         meter, chance = Meter(session), random.Random(seed)
-        both = Every(0.1, meter.look), Every(EVERY_S, lambda: preempt_one(cluster, chance))
         begun = time.monotonic()
-        for thread in both:
-            thread.start()
-        results = sorted(stoker.map(nap, range(calls), ordered=False))
-        seconds = time.monotonic() - begun
-        for thread in both:
-            thread.stop()
+        with Every(0.1, meter.look), Every(EVERY_S, lambda: preempt_one(cluster, chance)):
+            results = sorted(stoker.map(nap, range(calls), ordered=False))
+            seconds = time.monotonic() - begun
         status = session.status()
         preempted = sum(int(line[-1]) for line in cluster.queue("--partition=backfill"))
     if preempted < seconds / EVERY_S / 2 - 1:
@@ -134,4 +105,4 @@ def side(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, f
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

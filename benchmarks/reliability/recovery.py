@@ -2,6 +2,7 @@
 
 python -m benchmarks.reliability.recovery rate --pilots 2000      calls/s, and the manager's memory
 python -m benchmarks.reliability.recovery restart                 seconds from kill -9 to recovery
+python -m benchmarks.reliability.recovery killed|frozen           seconds until a lost pilot's call runs elsewhere
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
-from benchmarks.harness import in_turns, ratios, run_side, side_options, until
+import stoker
+from benchmarks.harness import in_turns, ratios, run_side, until
+from benchmarks.starting import cpu_s, keep_state_in, local_session, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE
 from stoker.manager.executor.client import Link
@@ -63,10 +66,8 @@ def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
     queued, repeats = (2000, 1) if quick else (100_000, 3)
-    found = []
-    for repeat in range(repeats):
-        found.append(run_side(SIDE, "restart", "--queued", str(queued)))
-        say(f"{repeat + 1} of {repeats}: {found[-1]['at_work_s']:.1f} s")
+    sides = {"restart": partial(run_side, SIDE, "restart", "--queued", str(queued))}
+    [found] = in_turns(sides, repeats, say, lambda _, one: f"{one['at_work_s']:.1f} s").values()
     again = {"calls": [float(one["ran_again"] + one["ended_twice"]) for one in found]}
     what = "calls that had ended and were run again, or ended twice"
     lines = [
@@ -78,15 +79,10 @@ def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 def lost_pilot(say: Callable[[str], None], *, quick: bool = False) -> Table:
     lines = []
-    for how, bar, repeats in (("killed", 1.5, 5), ("frozen", 16.0, 3)):
-        seconds = [
-            run_side("benchmarks.reliability.lost_pilot", how)["seconds"]
-            for _ in range(1 if quick else repeats)
-            if not (quick and how == "frozen")
-        ]
-        if seconds:
-            say(f"{how}: " + ", ".join(f"{one:.2f} s" for one in seconds))
-            lines.append(Line(what=f"the pilot is {how}", cells={"s": seconds}, bar=Bar(at_most=bar)))
+    for how, bar, repeats in (("killed", 1.5, 1),) if quick else (("killed", 1.5, 5), ("frozen", 16.0, 3)):
+        seconds = [run_side(SIDE, how)["seconds"] for _ in range(repeats)]
+        say(f"{how}: " + ", ".join(f"{one:.2f} s" for one in seconds))
+        lines.append(Line(what=f"the pilot is {how}", cells={"s": seconds}, bar=Bar(at_most=bar)))
     return Table(name=LOST, title=LOST_TITLE, lines=lines)
 
 
@@ -94,6 +90,8 @@ LIMIT_S = 300.0
 
 
 class Counter:
+    """Counts ended calls."""
+
     def __init__(self) -> None:
         self.ended: set[int] = set()
         self.twice = 0
@@ -109,16 +107,20 @@ class Counter:
     def fail(self, call: CallId, error: Exception) -> None:
         raise SystemExit(f"call {call} failed: {error}")
 
-    def flush(self) -> None:
-        pass
+    def flush(self) -> None: ...
 
-    def report(self, said: CallProgress | CallForecast) -> None:
-        pass
+    def report(self, said: CallProgress | CallForecast) -> None: ...
 
     def wait(self, count: int) -> None:
         with self.changed:
             if not self.changed.wait_for(lambda: len(self.ended) >= count, LIMIT_S):
                 raise SystemExit(f"{len(self.ended)} of {count} calls ended within {LIMIT_S:g} s")
+
+
+class Ended(Counter):
+    """Counts ended calls; other calls may fail at the session's end."""
+
+    def fail(self, call: CallId, error: Exception) -> None: ...
 
 
 class World:
@@ -148,6 +150,15 @@ class World:
         for _ in range(count):
             self.link.submit(submission, b"x" * 64, waiter)
 
+    def wait_until_accepted(self, count: int, waiter: Counter) -> None:
+        """Wait until the manager has all of `count` submitted calls."""
+
+        def accepted() -> bool:
+            status = self.status()
+            return status.queued + status.running >= count - len(waiter.ended)
+
+        _wait_until(accepted, "all calls are accepted")
+
     def end(self) -> dict[str, Any]:
         self.link.tell(EndSession("measured"))
         said, _ = self.pilots.communicate(timeout=120)
@@ -158,24 +169,22 @@ class World:
 
 
 def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
-    world = World(folder, pilots=pilots, devices=2)
-    joined = psutil.Process(world.manager.pid).memory_info().rss
-    warm = Counter()
+    world, warm = World(folder, pilots=pilots, devices=2), Counter()
+    manager = psutil.Process(world.manager.pid)
+    joined = manager.memory_info().rss
     world.submit(20 * pilots + 2000, warm)  # Every library has received and run the function.
     warm.wait(20 * pilots + 2000)
     counter = Counter()
-    before, began = psutil.Process(world.manager.pid).cpu_times(), time.perf_counter()
+    before, began = cpu_s(manager), time.perf_counter()
     world.submit(calls, counter)
     counter.wait(calls)
     seconds = time.perf_counter() - began
-    after = psutil.Process(world.manager.pid).cpu_times()
-    memory = psutil.Process(world.manager.pid).memory_info().rss
+    busy_s, memory = cpu_s(manager) - before, manager.memory_info().rss
     lost = world.status().lost_pilots
     found = world.end()
-    busy = after.user + after.system - before.user - before.system
     return {
         "calls_per_s": calls / seconds, "manager_bytes": memory, "lost_pilots": lost,
-        "manager_cpu_us_per_call": 1e6 * busy / calls, "joined_bytes": joined,
+        "manager_cpu_us_per_call": 1e6 * busy_s / calls, "joined_bytes": joined,
         "calls_per_frame": found["given"] / found["frames"],
         "pilots_cpu_us_per_call": 1e6 * found["cpu_s"] / found["given"],
     }  # fmt: skip
@@ -187,11 +196,9 @@ def measure_restart(folder: Path, *, queued: int, running: int, finished: int) -
     total = finished + running + queued
     world.submit(total, counter)
     counter.wait(finished)
-    _wait_until(
-        lambda: world.status().queued + world.status().running >= total - len(counter.ended), "all are accepted"
-    )
+    world.wait_until_accepted(total, counter)
     done, began = len(counter.ended), time.perf_counter()
-    os.kill(world.manager.pid, signal.SIGKILL)
+    world.manager.kill()
     world.manager.wait()
     world.start_manager()
     _wait_until(lambda: len([p for p in world.status().pilots if p.state == "here"]) == running // 2, "pilots are back")
@@ -212,16 +219,67 @@ def _wait_until(true: Callable[[], Any], what: str) -> None:
     until(asked, LIMIT_S, what, every_s=0.02)
 
 
-def main() -> None:
-    asked = side_options(__doc__, what=("rate", "restart"), pilots=1, calls=200_000, queued=100_000, running=200)
+@stoker.context(memory="100 MB")
+def model() -> int:
+    return 1
+
+
+@stoker.app(context=model())
+def run_briefly(_one: int, _number: int) -> int:
+    time.sleep(0.2)
+    return os.getpid()
+
+
+@stoker.app(context=model())
+def run_until_killed(_one: int, path: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{time.time()} {os.getpid()}\n")
+    time.sleep(LIMIT_S)
+
+
+def lose_pilot(*, frozen: bool) -> dict[str, float]:
+    """Kill or freeze one of two pilots during a call. Return the seconds until the call runs on the other pilot."""
+    stopped: list[psutil.Process] = []
+    with local_session(init_blocks=2, max_blocks=2) as session:
+        path = Path(session.folder, "starts")
+        try:
+            until(lambda: len(set(stoker.map(run_briefly, range(20)))) == 2, LIMIT_S, "the context on two pilots")
+            run_until_killed(str(path))
+            _, pid = _line(path, 0)
+            pilot = next(each for each in psutil.Process(pid).parents() if "stoker.pilot.main" in each.cmdline())
+            stopped = [pilot, *pilot.children(recursive=True)] if frozen else []
+            lost_at = time.time()
+            for process in stopped or [pilot]:
+                process.send_signal(signal.SIGSTOP if frozen else signal.SIGKILL)
+            again_at, _ = _line(path, 1)
+        finally:
+            for process in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+    return {"seconds": again_at - lost_at}
+
+
+def _line(path: Path, number: int) -> tuple[float, int]:
+    def lines() -> list[str]:
+        return path.read_text().splitlines()[number:] if path.exists() else []
+
+    at, pid = until(lines, LIMIT_S, f"beginning {number + 1} of the call")[0].split()
+    return float(at), int(pid)
+
+
+def side(
+    what: Literal["rate", "restart", "killed", "frozen"], pilots: int = 1, calls: int = 200_000, queued: int = 100_000,
+    running: int = 200,
+) -> dict[str, Any]:  # fmt: skip
+    if what in ("killed", "frozen"):
+        return lose_pilot(frozen=what == "frozen")
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-        os.environ["STOKER_HOME"] = os.path.join(folder, "home")
+        keep_state_in(folder)
         place = Path(folder) / "session"
-        if asked.what == "rate":
-            print(json.dumps(rate(place, pilots=asked.pilots, calls=asked.calls)))
-        else:
-            print(json.dumps(measure_restart(place, queued=asked.queued, running=asked.running, finished=1000)))
+        if what == "rate":
+            return rate(place, pilots=pilots, calls=calls)
+        return measure_restart(place, queued=queued, running=running, finished=1000)
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

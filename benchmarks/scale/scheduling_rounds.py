@@ -10,58 +10,46 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from benchmarks.engine.driven import SESSION, DrivenCore, collect_as_the_live_loop
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.core.events import Event, FromPilot, SetTimer, TimerFired
 from stoker.manager.core.reactor import Core
-from stoker.manager.core.seams import Policies
+from stoker.manager.core.seams import Changes
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.protocol import to_manager as told
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Objective
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    CallsEnded,
-    DefineFunction,
-    DefineRecipe,
-    DeviceFacts,
-    LibraryReady,
-    PilotHello,
-    Submit,
-)
-from stoker.protocol.to_manager import FromPilot as PilotMessage
 from stoker.protocol.to_pilot import RunCalls
 
 NAME, TITLE = "scheduling_rounds", "rounds of the scheduler for jobs with deadlines (prompt-tuner)"
-REPEATS = 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    times = 1 if quick else REPEATS
+    times = 1 if quick else 5
     runs = [_run("steady", say, quick=quick) for _ in range(times)]
     cells = {"longest, ms": [one["longest_ms"] for one in runs], "ms": [one["mean_ms"] for one in runs]}
-    lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=_bar(2, times))]
+    lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=Bar(at_most=2, repeats=times))]
     for case, what in (("warm", "all of them busy"), ("mixed", "a tenth of them cold")):
         runs = [_run(case, say, quick=quick) for _ in range(times)]
         title = f"1,000 GPUs, 10,000 jobs wait, {what}"
-        lines += [
-            Line(what=f"{title}: from scratch", cells={"ms": [one["scratch_ms"] for one in runs]}, bar=_bar(50, times)),
-            Line(what="  one job has come", cells={"ms": [one["comes_ms"] for one in runs]}, bar=_bar(2, times)),
-            Line(what="  one job has ended", cells={"ms": [one["ends_ms"] for one in runs]}, bar=_bar(2, times)),
-        ]
+        for name, of, most_ms in (
+            (f"{title}: from scratch", "scratch_ms", 50), ("  one job has come", "comes_ms", 2),
+            ("  one job has ended", "ends_ms", 2),
+        ):  # fmt: skip
+            bar = Bar(at_most=most_ms, repeats=times)
+            lines.append(Line(what=name, cells={"ms": [one[of] for one in runs]}, bar=bar))
     return Table(name=NAME, title=TITLE, lines=lines)
-
-
-def _bar(most_ms: float, times: int) -> Bar:
-    return Bar(at_most=most_ms, repeats=times)
 
 
 def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
@@ -78,7 +66,7 @@ ROUNDS = ("round/dispatch", "round/residency")
 
 class Cluster(DrivenCore):
     def __init__(self, *, gpus: int, seed: int) -> None:
-        super().__init__(Core(SESSION, policies(), strict=True))
+        super().__init__(Core(SESSION, prompt_tuner(provisioning=TakeWhatComes()), strict=True))
         self.chance = random.Random(seed)
         self.calls = 0
         self.work: dict[int, float] = {}
@@ -86,16 +74,16 @@ class Cluster(DrivenCore):
         self._count = itertools.count()
         self.take(self.core.start())
         self.join()
-        self.client(DefineFunction(FunctionKey("tune"), "tune", b"code"))
+        self.client(told.DefineFunction(FunctionKey("tune"), "tune", b"code"))
         for model in MODELS:
             needs = Needs(device_memory_bytes=60 * GB)
-            self.client(DefineRecipe(Recipe(model, model, b"loader", needs=needs)))
+            self.client(told.DefineRecipe(Recipe(model, model, b"loader", needs=needs)))
             context = self.core.state.contexts[model]
             context.load_s = LOAD_S
             context.paces.tell({size: 1.0 / size for size in range(1, MOST + 1)})
-        facts = tuple(DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
+        facts = tuple(told.DeviceFacts(DeviceId(f"cuda:{i}"), "NVIDIA A100", 80 * GB) for i in range(8))
         for n in range(gpus // 8):
-            hello = PilotHello(wire.VERSION, SESSION, f"node{n}", 1, facts)
+            hello = told.PilotHello(wire.VERSION, SESSION, f"node{n}", 1, facts)
             self.pilot(PilotId(f"node{n}"), hello, numbered=False)
 
     def job(self, *, model: str = "", items: int = 0, due_in: float = 0.0) -> None:
@@ -106,7 +94,7 @@ class Cluster(DrivenCore):
         options = CallOptions(objective=Objective(deadline_at=due_at), gang=(1, MOST))
         self.work[self.calls] = work
         key = RecipeKey(model or self.chance.choice(MODELS))
-        self.client(Submit(FunctionKey("tune"), key, [spec], options))
+        self.client(told.Submit(FunctionKey("tune"), key, [spec], options))
 
     def run(self, until: float) -> list[float]:
         took: list[float] = []
@@ -129,23 +117,18 @@ class Cluster(DrivenCore):
         self._later(timer.at, TimerFired(timer.key))
 
     def start_library(self, pilot: PilotId, library: LibraryId) -> None:
-        self._say(pilot, LOAD_S, LibraryReady(library, 0.0, LOAD_S))
+        ready = told.LibraryReady(library, 0.0, LOAD_S)
+        self._later(self.now + LOAD_S, FromPilot(pilot, 0, [ready]))
 
     def run_calls(self, pilot: PilotId, order: RunCalls) -> None:
         for spec in order.calls:
             size = order.gang.size if order.gang is not None else 1
             takes_s = self.work[spec.call] / size + (2.0 if size > 1 else 0.0)
-            self._say(pilot, takes_s, CallsEnded(order.library, [CallEnd(spec.call, True, b"", takes_s)]))
-
-    def _say(self, pilot: PilotId, after_s: float, message: PilotMessage) -> None:
-        self._later(self.now + after_s, FromPilot(pilot, 0, [message]))
+            ended = told.CallsEnded(order.library, [CallEnd(spec.call, True, b"", takes_s)])
+            self._later(self.now + takes_s, FromPilot(pilot, 0, [ended]))
 
     def _later(self, at: float, event: Event) -> None:
         heapq.heappush(self.agenda, (at, next(self._count), event))
-
-
-def policies() -> Policies:
-    return prompt_tuner(provisioning=TakeWhatComes())
 
 
 def steady(part: int) -> dict[str, float]:
@@ -167,7 +150,12 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
     warm = [x for x in cluster.core.state.libraries.values() if x.held]
     for _ in range(jobs):  # Some jobs are in time on freed devices, some on more devices, and some never.
         cluster.job(due_in=cluster.chance.choice((5.0, 3700.0, cluster.chance.uniform(3600.0, 20_000.0))))
-    scratch = [_scratch(cluster) for _ in range(3)]
+    scratch = []
+    for _ in range(3):
+        fresh, before = prompt_tuner(provisioning=TakeWhatComes()), time.thread_time()
+        fresh.dispatch.round(cluster.core.state, Changes())
+        fresh.residency.round(cluster.core.state, Changes())
+        scratch.append(time.thread_time() - before)
     cluster.run(cluster.now + 20.0)
     comes, ends = [], []
     for n in range(20):
@@ -175,37 +163,22 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
         comes += cluster.run(cluster.now + 0.05)
         library = warm[n]
         call = next(iter(library.held))
-        cluster.pilot(library.pilot.id, CallsEnded(LibraryId(library.id), [CallEnd(CallId(call), True, b"", 3600.0)]))
+        cluster.pilot(
+            library.pilot.id, told.CallsEnded(LibraryId(library.id), [CallEnd(CallId(call), True, b"", 3600.0)])
+        )
         ends += cluster.run(cluster.now + 0.05)
     return {
-        "scratch_ms": 1e3 * statistics.median(scratch),
-        "comes_ms": 1e3 * statistics.fmean(comes),
-        "ends_ms": 1e3 * statistics.fmean(ends),
+        "scratch_ms": 1e3 * statistics.median(scratch), "comes_ms": 1e3 * statistics.fmean(comes),
+        "ends_ms": 1e3 * statistics.fmean(ends), "warm": len(warm),
         "waiting": sum(context.queue.count for context in cluster.core.state.contexts.values()),
-        "warm": len(warm),
-    }
+    }  # fmt: skip
 
 
-def _scratch(cluster: Cluster) -> float:
-    from stoker.manager.core.seams import Changes
-
-    fresh = policies()
-    before = time.thread_time()
-    fresh.dispatch.round(cluster.core.state, Changes())
-    fresh.residency.round(cluster.core.state, Changes())
-    return time.thread_time() - before
-
-
-CASES: dict[str, Callable[[int], dict[str, float]]] = {
-    "steady": steady, "warm": lambda part: crowd(part, cold=0.0), "mixed": lambda part: crowd(part, cold=0.1),
-}  # fmt: skip
-
-
-def main() -> None:
-    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
+def side(case: Literal["steady", "warm", "mixed"], quick: bool = False) -> dict[str, float]:
     collect_as_the_live_loop()
-    print(json.dumps(CASES[asked.case](10 if asked.quick else 1)))
+    part = 10 if quick else 1
+    return steady(part) if case == "steady" else crowd(part, cold={"warm": 0.0, "mixed": 0.1}[case])
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

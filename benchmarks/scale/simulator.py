@@ -7,120 +7,83 @@ An event is the arrival or end of a call, in the manager core or in a library.
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Callable, Iterator
+from typing import Literal
 
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.policies import default_policies
+from stoker.manager.sim import world
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import (
-    ContextModel,
-    Delays,
-    DeviceKind,
-    EngineModel,
-    Files,
-    Links,
-    Rate,
-    SourceModel,
-    World,
-)
 from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
 NAME, TITLE = "simulator", "the simulator: whole runs of the deployed cores in virtual time"
-REPEATS = 5
+Case = Literal["steady", "opportunistic", "million", "short", "engines"]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    times = 1 if quick else REPEATS
-    steady = _runs("steady", times, say, quick=quick)
-    lines = [
-        _line(
-            "200 pilots, 100,000 calls of 1 s: the manager's core", steady, "events/s",
-            lambda one: one["events"] / one["spent_s"],
-        ),
-        _line(
-            "the same: all cores", steady, "events/s",
-            lambda one: (one["events"] + one["pilot_events"]) / one["spent_s"],
-            bar=Bar(at_least=40_000, repeats=times),
-        ),
-        _line(
-            "150,000 inferences, pool of up to 186 GPUs", _runs("opportunistic", times, say, quick=quick), "s",
-            lambda one: one["spent_s"], bar=Bar(at_most=30, repeats=times),
-        ),
-        _line(
-            "1,000,000 calls, 2,000 pilots", _runs("million", 1, say, quick=quick), "peak, GB",
-            lambda one: one["peak_gb"], bar=Bar(at_most=4, repeats=1),
-        ),
-        _line(
-            "500,000 requests of 5 ms, counted", _runs("short", min(3, times), say, quick=quick), "millions a minute",
-            lambda one: 60 * one["calls"] / one["spent_s"] / 1e6, bar=Bar(at_least=1, repeats=min(3, times)),
-        ),
-        _line(
-            "20,000 requests to 64 language models, four a device", _runs("engines", min(3, times), say, quick=quick),
-            "s a million steps",
-            lambda one: one["spent_s"] / one["engine_steps"] * 1e6, bar=Bar(at_most=30, repeats=min(3, times)),
-        ),
-    ]  # fmt: skip
+    times = 1 if quick else 5
+    few = min(3, times)
+    counts: dict[Case, int] = {"steady": times, "opportunistic": times, "million": 1, "short": few, "engines": few}
+    runs = {case: [_run(case, say, quick=quick) for _ in range(count)] for case, count in counts.items()}
+    kinds: tuple[tuple[str, Case, str, Callable[[dict[str, float]], float], dict[str, float]], ...] = (
+        ("200 pilots, 100,000 calls of 1 s: the manager's core", "steady", "events/s",
+         lambda one: one["events"] / one["spent_s"], {}),
+        ("the same: all cores", "steady", "events/s",
+         lambda one: (one["events"] + one["pilot_events"]) / one["spent_s"], {"at_least": 40_000}),
+        ("150,000 inferences, pool of up to 186 GPUs", "opportunistic", "s",
+         lambda one: one["spent_s"], {"at_most": 30}),
+        ("1,000,000 calls, 2,000 pilots", "million", "peak, GB", lambda one: one["peak_gb"], {"at_most": 4}),
+        ("500,000 requests of 5 ms, counted", "short", "millions a minute",
+         lambda one: 60 * one["calls"] / one["spent_s"] / 1e6, {"at_least": 1}),
+        ("20,000 requests to 64 language models, four a device", "engines", "s a million steps",
+         lambda one: one["spent_s"] / one["engine_steps"] * 1e6, {"at_most": 30}),
+    )  # fmt: skip
+    lines = []
+    for what, case, unit, value, limit in kinds:
+        rates = [one["calls"] / one["spent_s"] for one in runs[case]]
+        cells = {"calls/s": rates, unit: [value(one) for one in runs[case]]}
+        bar = Bar(**limit, repeats=len(rates)) if limit else None
+        lines.append(Line(what=what, cells=cells, bar=bar))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def _runs(case: str, times: int, say: Callable[[str], None], *, quick: bool) -> list[dict[str, float]]:
-    found = []
-    for _ in range(times):
-        found.append(run_side("benchmarks.scale.simulator", case, *["--quick"] * quick, timeout_s=1800))
-        one = found[-1]
-        say(
-            f"{case}: {one['calls']:,.0f} calls in {one['spent_s']:.1f} s ({one['calls'] / one['spent_s']:,.0f}/s), "
-            f"{one['virtual_s']:,.0f} s of virtual time, peak {one['peak_gb']:.2f} GB, {one['lost_pilots']} pilots lost"
-        )
-    return found
-
-
-def _line(
-    what: str, runs: list[dict[str, float]], unit: str, value: Callable[[dict[str, float]], float], *,
-    bar: Bar | None = None,
-) -> Line:  # fmt: skip
-    cells = {"calls/s": [one["calls"] / one["spent_s"] for one in runs], unit: [value(one) for one in runs]}
-    return Line(what=what, cells=cells, bar=bar)
+def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
+    one = run_side("benchmarks.scale.simulator", case, *["--quick"] * quick, timeout_s=1800)
+    say(
+        f"{case}: {one['calls']:,.0f} calls in {one['spent_s']:.1f} s ({one['calls'] / one['spent_s']:,.0f}/s), "
+        f"{one['virtual_s']:,.0f} s of virtual time, peak {one['peak_gb']:.2f} GB, {one['lost_pilots']} pilots lost"
+    )
+    return one
 
 
 GB = 1_000_000_000
 BOOT_S, LOAD_S = 5.0, 10.0
 
 
-def main() -> None:
-    asked = side_options(__doc__, case=tuple(sorted(CASES)), quick=False)
-    simulation = CASES[asked.case](100 if asked.quick else 1)
+def side(case: Case, quick: bool = False) -> dict[str, float]:
+    simulation = CASES[case](100 if quick else 1)
     began = time.process_time()
     outcome = simulation.run()
     spent_s = time.process_time() - began
     if not outcome.complete or outcome.failed:
-        raise RuntimeError(f"{asked.case}: not every call ended well: {outcome}")
-    found = {
-        "spent_s": spent_s,
-        "calls": outcome.calls,
+        raise RuntimeError(f"{case}: not every call ended well: {outcome}")
+    return {
+        "spent_s": spent_s, "calls": outcome.calls,
         "events": outcome.core_events + outcome.calls - 1,  # All calls of a sweep arrive in one event.
-        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls),
-        "virtual_s": outcome.ended_at,
-        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
-        "lost_pilots": outcome.lost_pilots,
-        "engine_steps": outcome.engine_steps,
-        "mean_batch": outcome.mean_batch,
-    }
-    print(json.dumps(found))
-
-
-def steady(part: int) -> Simulation:
-    return Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1)
+        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls), "virtual_s": outcome.ended_at,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB, "lost_pilots": outcome.lost_pilots,
+        "engine_steps": outcome.engine_steps, "mean_batch": outcome.mean_batch,
+    }  # fmt: skip
 
 
 def opportunistic(part: int) -> Simulation:
@@ -131,14 +94,10 @@ def opportunistic(part: int) -> Simulation:
     return Simulation(_world(186, item_s=0.5, pool=pool), _sweep(150_000 // part), default_policies(), seed=1)
 
 
-def million(part: int) -> Simulation:
-    return Simulation(_world(2000, item_s=10.0), _sweep(1_000_000 // part), default_policies(), seed=1)
-
-
 def short(part: int) -> Simulation:
-    delays = Delays(frame_s=Duration(0.0125))  # The dispatch policy's estimate of a frame at this rate.
-    world = _world(200, item_s=0.005, delays=delays)
-    return Simulation(world, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
+    delays = world.Delays(frame_s=Duration(0.0125))  # The dispatch policy's estimate of a frame at this rate.
+    made = _world(200, item_s=0.005, delays=delays)
+    return Simulation(made, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
 
 
 def engines(part: int) -> Simulation:
@@ -148,19 +107,23 @@ def engines(part: int) -> Simulation:
         for rows in (1, 2, 4, 8, 16, 32)
         for length in (512, 1024, 2048, 4096)
     )
-    context = ContextModel(
+    context = world.ContextModel(
         device_memory_bytes=Size(6 * GB), load_s={"": Duration(LOAD_S)}, slots=0,
-        engine={"": EngineModel(StepTimes(prefill, decode), prefill_tokens=4096)},
+        engine={"": world.EngineModel(StepTimes(prefill, decode), prefill_tokens=4096)},
     )  # fmt: skip
     pool = _pool(16)
     names = [f"llm-{number}" for number in range(64)]
-    world = World(
-        devices={"gpu": DeviceKind(Size(24 * GB))}, sources=(pool,), contexts=dict.fromkeys(names, context)
+    made = world.World(
+        devices={"gpu": world.DeviceKind(Size(24 * GB))}, sources=(pool,), contexts=dict.fromkeys(names, context)
     )  # fmt: skip
-    return Simulation(world, _requests(20_000 // part, names, per_s=11.0), default_policies(), seed=1)
+    return Simulation(made, _requests(20_000 // part, names, per_s=11.0), default_policies(), seed=1)
 
 
-CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "short": short, "engines": engines}
+CASES: dict[str, Callable[[int], Simulation]] = {
+    "steady": lambda part: Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1),
+    "opportunistic": opportunistic, "short": short, "engines": engines,
+    "million": lambda part: Simulation(_world(2000, item_s=10.0), _sweep(10**6 // part), default_policies(), seed=1),
+}  # fmt: skip
 
 
 def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival]:
@@ -176,27 +139,24 @@ def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival
         yield Arrival(at_s, name, input_length=min(4096, prompt), output=output, objective=objective)
 
 
-def _pool(blocks: int, *, capacity: int | tuple[tuple[float, int], ...] = 0) -> SourceModel:
-    return SourceModel(
+def _pool(blocks: int, *, capacity: int | tuple[tuple[float, int], ...] = 0) -> world.SourceModel:
+    return world.SourceModel(
         name="pool", kind="gpu", capacity=capacity or blocks, boot_s=Duration(BOOT_S), rule=Rule.FIXED,
         init_blocks=blocks, max_blocks=blocks,
     )  # fmt: skip
 
 
 def _world(
-    blocks: int,
-    *,
-    item_s: float,
-    pool: SourceModel | None = None,
-    delays: Delays = Delays(),  # noqa: B008 (frozen)
-) -> World:
-    context = ContextModel(
-        files=(Files("weights", Size(4 * GB)),), awareness=Awareness.FULL, device_memory_bytes=Size(8 * GB),
+    blocks: int, *, item_s: float, pool: world.SourceModel | None = None,
+    delays: world.Delays = world.Delays(),  # noqa: B008 (frozen)
+) -> world.World:  # fmt: skip
+    context = world.ContextModel(
+        files=(world.Files("weights", Size(4 * GB)),), awareness=Awareness.FULL, device_memory_bytes=Size(8 * GB),
         load_s={"": Duration(LOAD_S)}, item_s={"": Duration(item_s)}, item_cv=0.3,
     )  # fmt: skip
-    links = Links(shared=Rate(10.0 * GB), network=Rate(1.25 * GB))
-    devices = {"gpu": DeviceKind(Size(24 * GB))}
-    return World(devices, (pool or _pool(blocks),), {"model": context}, links, delays)
+    links = world.Links(shared=world.Rate(10.0 * GB), network=world.Rate(1.25 * GB))
+    devices = {"gpu": world.DeviceKind(Size(24 * GB))}
+    return world.World(devices, (pool or _pool(blocks),), {"model": context}, links, delays)
 
 
 def _sweep(calls: int) -> Iterator[Arrival]:
@@ -212,4 +172,4 @@ def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

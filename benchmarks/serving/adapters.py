@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import MODEL, missing, run_side, side_options
+from benchmarks.harness import MODEL, missing, ratios, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 NAME, TITLE = "adapters", "tokens/s of 8 LoRA adapters in one batch, and of their base"
-ADAPTERS, RANK, NEW_TOKENS = 8, 8, 64
+ADAPTERS, RANK = 8, 8
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -32,37 +33,34 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     for requests in (8, 32):
         options = ["--requests", str(requests), "--rounds", "1" if quick else "5"]
         found = run_side("benchmarks.serving.adapters", *options, timeout_s=3600)
-        shares = [mixed / base for mixed, base in zip(found["mixed"], found["base"], strict=True)]
+        shares = ratios(found["mixed"], found["base"])
         say(f"{requests} requests: {', '.join(f'{share:.2f}' for share in shares)} of the base's tokens/s")
         cells = {"base": found["base"], "8 adapters": found["mixed"], "share": shares}
         lines.append(Line(what=f"{requests} requests at once", cells=cells, bar=Bar(at_least=0.8)))
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def main() -> None:
-    given = side_options(__doc__, requests=32, rounds=3, dtype="auto", model="")
-    model = load_causal_lm(given.model or default_model(), dtype=given.dtype, engine="continuous")
+def side(requests: int = 32, rounds: int = 3, dtype: str = "auto", model: str = "") -> dict[str, list[float]]:
+    loaded = load_causal_lm(model or default_model(), dtype=dtype, engine="continuous")
     with tempfile.TemporaryDirectory() as folder:
         for number in range(ADAPTERS):
-            _write_adapter(model, Path(folder, str(number)))
-            model.adapters[str(number)] = str(Path(folder, str(number)))
+            _write_adapter(loaded, Path(folder, str(number)))
+            loaded.adapters[str(number)] = str(Path(folder, str(number)))
         found: dict[str, list[float]] = {"base": [], "mixed": []}
-        for turn in range(given.rounds + 1):
-            for side in sorted(found, reverse=turn % 2 > 0):
-                rate = _tokens_per_s(model, given.requests, mixed=side == "mixed")
+        for turn in range(rounds + 1):
+            for what in sorted(found, reverse=turn % 2 > 0):
+                rate = _tokens_per_s(loaded, requests, mixed=what == "mixed")
                 if turn:  # the first round warms up and loads the adapters
-                    found[side].append(rate)
-    print(json.dumps(found))
+                    found[what].append(rate)
+    return found
 
 
 def _tokens_per_s(model: CausalLM, requests: int, *, mixed: bool) -> float:
     def write(number: int) -> int:
         adapter = str(number % ADAPTERS) if mixed else ""
         prompt = f"Request {number}: the history of adapters in {1900 + number} began"
-        done = model.complete(
-            prompt, max_new_tokens=NEW_TOKENS, adapter=adapter, engine_options={"ignore_eos": True}
-        )  # fmt: skip
-        return done.completion_tokens
+        options = {"ignore_eos": True}
+        return model.complete(prompt, max_new_tokens=64, adapter=adapter, engine_options=options).completion_tokens
 
     model.forget_prefixes()
     began = time.perf_counter()
@@ -86,4 +84,4 @@ def _write_adapter(model: CausalLM, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -11,87 +11,74 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 
-from benchmarks.harness import run_side, side_options, until
-from benchmarks.reliability.recovery import Counter, World
+from benchmarks.harness import in_turns, run_side
+from benchmarks.reliability.recovery import Ended, World
+from benchmarks.starting import STOKER, cpu_s, keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
-from stoker.protocol.ids import CallId
 
 NAME, TITLE = "dashboard", "the page of a session with 200 pilots and 100,000 calls"
 SIDE = "benchmarks.serving.dashboard"
 PILOTS, CALLS, SECONDS = 200, 100_000, 60.0
-REPEATS = 3
-UPDATE_MS, SHARE = 200.0, 2.0
-SETTLES_S = 3.0
-"""Seconds for the manager's work after the last call, before its processor time is read."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    pilots, calls, seconds, repeats = (20, 2_000, 12.0, 1) if quick else (PILOTS, CALLS, SECONDS, REPEATS)
+    pilots, calls, seconds, repeats = (20, 2_000, 12.0, 1) if quick else (PILOTS, CALLS, SECONDS, 3)
     options = ["--pilots", str(pilots), "--calls", str(calls), "--seconds", str(seconds)]
-    found = []
-    for repeat in range(repeats):
-        found.append(run_side(SIDE, *options))
-        update_ms = found[-1]["page_ms"] + found[-1]["manager_ms"]
-        say(f"{repeat + 1} of {repeats}: {update_ms:.0f} ms per update, {found[-1]['share']:.1f} % of a core")
+
+    def told(_: str, run: dict[str, float]) -> str:
+        return f"{run['page_ms'] + run['manager_ms']:.0f} ms per update, {run['share']:.1f} % of a core"
+
+    [found] = in_turns({"page": partial(run_side, SIDE, *options)}, repeats, say, told).values()
     page, manager = ([run[part] for run in found] for part in ("page_ms", "manager_ms"))
     both = [ours + theirs for ours, theirs in zip(page, manager, strict=True)]
     updates, kilobytes = ([run[name] for run in found] for name in ("updates", "update_kb"))
     lines = [
         Line(
             what="processor time of an update, ms", cells={"page": page, "manager": manager, "sum": both},
-            bar=Bar(at_most=UPDATE_MS), digits=1, last_digits=1,
+            bar=Bar(at_most=200.0), digits=1, last_digits=1,
         ),
         Line(
             what=f"with one client, {seconds:.0f} s",
             cells={"updates": updates, "kB of an update": kilobytes, "% of a core": [run["share"] for run in found]},
-            bar=Bar(at_most=SHARE), last_digits=2,
+            bar=Bar(at_most=2.0), last_digits=2,
         ),
     ]  # fmt: skip
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-class Ended(Counter):
-    """Counts ended calls; queued calls may fail at the session's end."""
-
-    def fail(self, call: CallId, error: Exception) -> None:
-        pass
-
-
-def main() -> None:
-    asked = side_options(__doc__, pilots=PILOTS, calls=CALLS, seconds=SECONDS)
+def side(pilots: int = PILOTS, calls: int = CALLS, seconds: float = SECONDS) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="dashboard-") as folder:
-        os.environ["STOKER_HOME"] = os.path.join(folder, "home")
-        print(json.dumps(measured(Path(folder) / "session", asked.pilots, asked.calls, asked.seconds)))
+        keep_state_in(folder)
+        return measured(Path(folder) / "session", pilots, calls, seconds)
 
 
 def measured(folder: Path, pilots: int, calls: int, seconds: float) -> dict[str, float]:
     world, counter = World(folder, pilots=pilots, devices=1, hold_after=calls // 2), Ended()
     world.submit(calls, counter)
     counter.wait(calls // 2)
-    until(lambda: _settled(world, calls, len(counter.ended)), 60.0, "all calls are accepted", every_s=0.5)
+    world.wait_until_accepted(calls, counter)
     manager = psutil.Process(world.manager.pid)
-    time.sleep(SETTLES_S)
+    time.sleep(3.0)  # The manager still works after the last call.
     alone_s = _used(manager, lambda: time.sleep(seconds / 2)) / (seconds / 2)
     with _page(folder) as (process, address):
         for _ in _updates(address, 3.0):  # the page has read the session and its history
             pass
         sizes: list[int] = []
-        before = _cpu_s(process)
+        before = cpu_s(process)
         manager_s = _used(manager, lambda: sizes.extend(_updates(address, seconds)))
-        page_s = _cpu_s(process) - before
+        page_s = cpu_s(process) - before
     world.end()
     return {
         "updates": float(len(sizes)), "update_kb": sum(sizes) / len(sizes) / 1e3, "share": 100 * page_s / seconds,
@@ -99,15 +86,10 @@ def measured(folder: Path, pilots: int, calls: int, seconds: float) -> dict[str,
     }  # fmt: skip
 
 
-def _settled(world: World, calls: int, ended: int) -> bool:
-    status = world.status()
-    return status.queued + status.running >= calls - ended
-
-
 @contextlib.contextmanager
 def _page(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
     """Yield the process and the address of `stoker dashboard`."""
-    command = [sys.executable, "-m", "stoker.manager.cli.main", "dashboard", str(folder), "--json"]
+    command = [*STOKER, "dashboard", str(folder), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as page:
         assert page.stdout is not None
         text = ""
@@ -140,15 +122,10 @@ def _updates(address: str, seconds: float) -> Iterator[int]:
 
 
 def _used(process: psutil.Process, during: Callable[[], object]) -> float:
-    before = _cpu_s(process)
+    before = cpu_s(process)
     during()
-    return _cpu_s(process) - before
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    return cpu_s(process) - before
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

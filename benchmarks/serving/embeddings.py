@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import math
 import multiprocessing
 import os
@@ -19,9 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.harness import in_turns, missing, ratios, run_side, side_options
+from benchmarks.harness import in_turns, missing, ratios, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "embeddings", "embedding texts as long as tweets: Stoker, a script that sorts them, padding to 512"
@@ -51,21 +51,16 @@ MEDIAN, P98, SHORTEST, LONGEST = 23, 61, 4, 294
 WORDS, BATCH, POSITIONS = 5000, 32, 512
 
 
-def lengths(count: int) -> list[int]:
-    chance = random.Random(1)
+def texts_like_tweets(count: int) -> list[str]:
+    chance, words = random.Random(1), random.Random(2)
     if os.environ.get("STOKER_TRACES") and LENGTHS.exists():
         with gzip.open(LENGTHS, "rt") as file:
-            known = [int(row[0]) for row in list(csv.reader(file))[1:]]
-        drawn = chance.sample(known, count)
+            drawn = chance.sample([int(row[0]) for row in list(csv.reader(file))[1:]], count)
     else:
         width = math.log(P98 / MEDIAN) / 2.0537  # The 98th percentile of the normal distribution.
         drawn = [round(chance.lognormvariate(math.log(MEDIAN), width)) for _ in range(count)]
-    return [min(LONGEST, max(SHORTEST, tokens)) for tokens in drawn]
-
-
-def texts(count: int) -> list[str]:
-    chance = random.Random(2)
-    return [" ".join(f"w{chance.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths(count)]
+    lengths = [min(LONGEST, max(SHORTEST, tokens)) for tokens in drawn]
+    return [" ".join(f"w{words.randrange(WORDS)}" for _ in range(tokens - 2)) for tokens in lengths]
 
 
 def write_model(folder: Path, words: Sequence[str] = ()) -> None:
@@ -92,10 +87,8 @@ def stoker_rate(folder: Path, all_texts: Sequence[str]) -> float:
 
     recipe = encoder(str(folder))
     app = embed_texts.with_options(context=recipe)
-    requests = [
-        EmbedRequest(number=number, texts=batch, tensor_batch=BATCH)
-        for number, batch in enumerate(split_into_batches(all_texts, 256))
-    ]
+    batches = enumerate(split_into_batches(all_texts, 256))
+    requests = [EmbedRequest(number=number, texts=batch, tensor_batch=BATCH) for number, batch in batches]
     with stoker.load(progress=False) as session:
         session.warm(recipe, len(os.sched_getaffinity(0))).result()
         list(stoker.map(app, requests[:4], ordered=False))
@@ -115,26 +108,24 @@ class Script:
         torch.set_num_threads(threads)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModel.from_pretrained(folder).eval()
-        self.embed(self._tokenizer(["w1 w2"])["input_ids"])
-
-    def embed(self, rows: list[list[int]], *, longest: int = 0) -> Any:
-        import torch
-
-        inputs = self._tokenizer.pad(
-            {"input_ids": rows}, padding="max_length" if longest else True, max_length=longest or None,
-            return_tensors="pt",
-        )  # fmt: skip
-        with torch.inference_mode():
-            states = self._model(**inputs).last_hidden_state
-        mask = inputs["attention_mask"][:, :, None].float()
-        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
-        return torch.nn.functional.normalize(pooled, dim=1).numpy()
+        self.embed_all(["w1 w2"])
 
     def embed_all(self, all_texts: Sequence[str], *, longest: int = 0) -> int:
         rows = self._tokenizer(list(all_texts))["input_ids"]
         if not longest:
             rows.sort(key=len)
-        return sum(len(self.embed(rows[at : at + BATCH], longest=longest)) for at in range(0, len(rows), BATCH))
+        return sum(len(self._embed(rows[at : at + BATCH], longest)) for at in range(0, len(rows), BATCH))
+
+    def _embed(self, rows: list[list[int]], longest: int) -> Any:
+        import torch
+
+        padding = {"padding": "max_length", "max_length": longest} if longest else {"padding": True}
+        inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt", **padding)
+        with torch.inference_mode():
+            states = self._model(**inputs).last_hidden_state
+        mask = inputs["attention_mask"][:, :, None].float()
+        pooled = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        return torch.nn.functional.normalize(pooled, dim=1).numpy()
 
 
 def _work(folder: Path, own_texts: Sequence[str], barrier: Any, out: Any) -> None:
@@ -148,10 +139,8 @@ def sorted_rate(folder: Path, all_texts: Sequence[str], *, processes: int) -> fl
         return script_rate(folder, all_texts)
     start = multiprocessing.get_context("spawn")
     barrier, out = start.Barrier(processes + 1), start.Queue()
-    workers = [
-        start.Process(target=_work, args=(folder, all_texts[part::processes], barrier, out))
-        for part in range(processes)
-    ]
+    shares = [all_texts[part::processes] for part in range(processes)]
+    workers = [start.Process(target=_work, args=(folder, share, barrier, out)) for share in shares]
     for worker in workers:
         worker.start()
     barrier.wait()
@@ -169,20 +158,20 @@ def script_rate(folder: Path, all_texts: Sequence[str], *, longest: int = 0) -> 
     return script.embed_all(all_texts, longest=longest) / (time.perf_counter() - begun)
 
 
-def main() -> None:
-    asked = side_options(__doc__, side=("stoker", "sorted", "padded"), texts=20_000, processes=1)
+def side(side: Literal["stoker", "sorted", "padded"], texts: int = 20_000, processes: int = 1) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="embeddings-") as place:
-        folder = Path(place) / "model"
+        folder, all_texts = Path(place) / "model", texts_like_tweets(texts)
         write_model(folder)
         os.environ.setdefault("STOKER_HOME", place + "/home")
-        rates: dict[str, Callable[[Path, Sequence[str]], float]] = {
-            "stoker": stoker_rate,
-            "sorted": partial(sorted_rate, processes=asked.processes),
-            "padded": partial(script_rate, longest=POSITIONS),
-        }
-        rate = rates[asked.side](folder, texts(asked.texts))
-    print(json.dumps({"texts_per_s": rate, "texts": asked.texts}))
+        match side:
+            case "stoker":
+                rate = stoker_rate(folder, all_texts)
+            case "sorted":
+                rate = sorted_rate(folder, all_texts, processes=processes)
+            case "padded":
+                rate = script_rate(folder, all_texts, longest=POSITIONS)
+    return {"texts_per_s": rate, "texts": texts}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

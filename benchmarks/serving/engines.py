@@ -1,38 +1,33 @@
 """Engines compared: a sweep of mixed output lengths (8 to 128 new tokens, SmolLM2, bfloat16), in tokens a second.
 
-    python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 --json engines.json
+    python -m benchmarks.serving.engines --vllm ENVIRONMENT/bin/python --rounds 5 > engines.json
 
-Each round runs every side once. `--vllm`: an interpreter with vLLM. `--before`: a checkout of the last commit without
-engines.
+Each round runs every side once, in a new process: `python -m benchmarks.serving.engines_side`. `--vllm`: an
+interpreter with vLLM; `--rows`: of the static batch, of which the best result counts.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from benchmarks.harness import ROOT, machine, output_of, ratios, run_side, spread
+from benchmarks.starting import print_side
 
 SIDE = "benchmarks.serving.engines_side"
 TITLES = {
     "continuous": "Stoker's continuous engine",
     "static": "Stoker's static engine, at its best number of rows",
-    "before": "Stoker before it had engines, static batches at their best number of rows",
-    "transformers": "Transformers' own continuous batching",
     "vllm-script": "vLLM in a script: LLM.generate, compiled or eager",
     "vllm": "Stoker's vLLM engine",
 }
-RATIOS = (
-    ("continuous", "before"), ("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"),
-    ("continuous", "transformers"),
-)  # fmt: skip
+RATIOS = (("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"))
 _CONVERT = (
     "import torch; from stoker.contexts.causal_lm import default_model;"
     " from stoker.contexts.snapshot import weights_folder;"
@@ -40,75 +35,52 @@ _CONVERT = (
 )
 
 
-def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--vllm", default="", help="interpreter of an environment with vLLM")
-    ask.add_argument("--before", type=Path, help="checkout of commit b84f3cd (the last without engines) with its .venv")
-    ask.add_argument("--rounds", type=int, default=3)
-    ask.add_argument("--requests", type=int, default=96)
-    ask.add_argument(
-        "--rows", type=int, nargs="+", default=[16, 32, 64], help="rows of the static batch; the best result counts"
-    )
-    ask.add_argument("--model", default="", help="folder of safetensors [the shipped SmolLM2-135M]")
-    ask.add_argument("--skip", nargs="*", default=[], choices=TITLES, help="sides to leave out")
-    ask.add_argument("--json", type=Path, help="file for all numbers")
-    asked = ask.parse_args()
+def sweep(vllm: str = "", rounds: int = 3, requests: int = 96, rows: tuple[int, ...] = (16, 32, 64)) -> dict[str, Any]:
+    """Measure every side. Without `vllm`, the sides with vLLM are skipped."""
+    reasons = {} if vllm else dict.fromkeys(("vllm-script", "vllm"), "give --vllm")
+    found: dict[str, list[float]] = {}
+    loads: list[float] = []
+    say = partial(print, file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
-        found, reasons, loads = _measure(asked, asked.model or _convert_model(folder))
-    for name, rates in found.items():
-        _print_progress(f"{TITLES[name]:52} {spread(rates)} tokens/s")
+        arguments = ("--model", _convert_model(folder), "--requests", str(requests))
+        for number in range(rounds):
+            loads.append(round(os.getloadavg()[0], 2))
+            for name in (side for side in TITLES if side not in reasons):
+                try:
+                    rates = [_rate(name, vllm, *arguments, *way) for way in _ways(name, rows)]
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    reasons[name] = str(error)[-600:]
+                    found.pop(name, None)
+                    continue
+                found.setdefault(name, []).append(max(rates))
+                say(f"round {number + 1}: {name} {', '.join(f'{rate:.0f}' for rate in rates)} tokens/s")
+    for name, several in found.items():
+        say(f"{TITLES[name]:52} {spread(several)} tokens/s")
     for above, below in RATIOS:
         if len(found.get(above, ())) == len(found.get(below, ())) > 0:
-            _print_progress(f"{above} against {below:40} {spread(ratios(found[above], found[below]), digits=2)}")
+            say(f"{above} against {below:40} {spread(ratios(found[above], found[below]), digits=2)}")
     for name, reason in reasons.items():
-        _print_progress(f"{TITLES[name]}: not measured: {reason}")
-    if asked.json:
-        record = {
-            "machine": machine(), "at": f"{datetime.datetime.now():%Y-%m-%d %H:%M}", "rounds": asked.rounds,
-            "requests": asked.requests, "load": loads, "tokens_per_s": found, "skipped": reasons,
-        }  # fmt: skip
-        asked.json.write_text(json.dumps(record) + "\n")
+        say(f"{TITLES[name]}: not measured: {reason}")
+    return {
+        "machine": machine(), "at": f"{datetime.datetime.now():%Y-%m-%d %H:%M}", "rounds": rounds,
+        "requests": requests, "load": loads, "tokens_per_s": found, "skipped": reasons,
+    }  # fmt: skip
 
 
-def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[float]], dict[str, str], list[float]]:
-    found: dict[str, list[float]] = {}
-    reasons = dict.fromkeys(asked.skip, "--skip")
-    loads: list[float] = []
-    if not asked.vllm:
-        reasons |= dict.fromkeys(("vllm-script", "vllm"), "give --vllm")
-    if not asked.before:
-        reasons["before"] = "give --before"
-    for number in range(asked.rounds):
-        loads.append(round(os.getloadavg()[0], 2))
-        for name in (side for side in TITLES if side not in reasons):
-            try:
-                rates = list(_rates(name, asked=asked, model=model))
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                reasons[name] = str(error)[-600:]
-                found.pop(name, None)
-                continue
-            found.setdefault(name, []).append(max(rates))
-            _print_progress(f"round {number + 1}: {name} {', '.join(f'{rate:.0f}' for rate in rates)} tokens/s")
-    return found, reasons, loads
+def _ways(name: str, rows: Sequence[int]) -> list[list[str]]:
+    if name == "static":
+        return [["--rows", str(count)] for count in rows]
+    return [[], ["--eager"]] if name == "vllm-script" else [[]]
 
 
-def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[float]:
-    python, sources = asked.vllm if name.startswith("vllm") else sys.executable, [ROOT, ROOT / "src"]
-    if name == "before":
-        python, sources = str(asked.before.absolute() / ".venv" / "bin" / "python"), [ROOT]
+def _rate(name: str, vllm: str, *arguments: str) -> float:
     environment = {
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
     }  # fmt: skip
-    ways: list[list[str]] = [[]]
-    if name in ("static", "before"):
-        ways = [["--rows", str(count)] for count in asked.rows]
-    elif name == "vllm-script":
-        ways = [[], ["--eager"]]
-    for way in ways:
-        arguments = [name, "--model", model, "--requests", str(asked.requests), *way]
-        side = run_side(SIDE, *arguments, timeout_s=1800, environment=environment, python=python)
-        yield side["tokens"] / side["seconds"]
+    python = vllm if name.startswith("vllm") else sys.executable
+    side = run_side(SIDE, name, *arguments, timeout_s=1800, environment=environment, python=python)
+    return float(side["tokens"] / side["seconds"])
 
 
 def _convert_model(folder: str) -> str:
@@ -117,9 +89,5 @@ def _convert_model(folder: str) -> str:
     return output_of(command, timeout_s=300, folder=folder, environment=environment).splitlines()[-1]
 
 
-def _print_progress(line: str) -> None:
-    print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_side(sweep, __doc__)

@@ -19,7 +19,6 @@ from typing import Any
 Requests = list[tuple[str, int]]
 Write = Callable[[Requests], int]
 """Write the texts of requests; return the number of tokens."""
-_WARM_UP = 4
 
 
 def requests_of(count: int) -> Requests:
@@ -40,7 +39,7 @@ def main() -> None:
     asked = ask.parse_args()
     write = SIDES[asked.engine](asked)
     requests = requests_of(asked.requests)
-    write([(prompt, 8) for prompt, _ in requests[:_WARM_UP]])
+    write([(prompt, 8) for prompt, _ in requests[:4]])
     began = time.perf_counter()
     tokens = write(requests)
     seconds = time.perf_counter() - began
@@ -101,45 +100,6 @@ def _static(asked: argparse.Namespace) -> Write:
     return write
 
 
-def _static_before(asked: argparse.Namespace) -> Write:
-    from stoker.contexts.engine import CausalLM  # type: ignore[import-not-found]  # of the checkout in `--before`
-
-    model = CausalLM(*_parts(asked.model))
-
-    def write(requests: Requests) -> int:
-        for begin in range(0, len(requests), asked.rows):
-            group = requests[begin : begin + asked.rows]
-            longest = max(most for _, most in group)
-            model.generate([prompt for prompt, _ in group], max_new_tokens=longest, batch_size=asked.rows)
-        return sum(most for _, most in requests)  # Count the requested tokens: a group's further tokens are not used.
-
-    return write
-
-
-def _transformers(asked: argparse.Namespace) -> Write:
-    model, tokenizer = _parts(asked.model)
-    model.generation_config.eos_token_id = None
-
-    def write(requests: Requests) -> int:
-        manager = model.init_continuous_batching()
-        manager.start()
-        try:
-            for prompt, most in requests:
-                manager.add_request(tokenizer(prompt)["input_ids"], max_new_tokens=most)
-            written = done = 0
-            while done < len(requests):
-                result = manager.get_result(timeout=300)
-                if result is None or result.error:
-                    raise SystemExit(f"no result: {result and result.error}")
-                if result.is_finished():
-                    written, done = written + len(result.generated_tokens), done + 1
-            return written
-        finally:
-            manager.stop(block=True)
-
-    return write
-
-
 def _script(asked: argparse.Namespace) -> Write:
     import os
 
@@ -174,8 +134,8 @@ def _stoker_vllm(asked: argparse.Namespace) -> Write:
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Write]] = {
-    "continuous": _continuous, "static": _static, "before": _static_before, "transformers": _transformers,
-    "vllm-script": _script, "vllm": _stoker_vllm,
+    "continuous": _continuous, "static": _static, "vllm-script": _script,
+    "vllm": _stoker_vllm,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,24 +1,38 @@
 """What `stoker serve` adds to a model: processor time per streamed token, and time to the first token.
 
-An engine without computation writes at a fixed pace (`gateway_side.py`), so all processor time of the gateway, the
+An engine without computation writes at a fixed pace (`paced_gateway.py`), so all processor time of the gateway, the
 manager, the pilot and the library is Stoker's. 1, 8 and 50 streams have the pace of a tiny model; 200 streams
 write 20 tokens/s each. At 200 streams the same requests also run in the session itself (`direct`), in turn.
+
+    python -m benchmarks.serving.gateway_cost direct|gateway --streams N --rounds N --tokens N --every S
+
+A side prints, for all but the first round: times to the first token (ms), delay beyond the pace, processor time per
+token, and the gateway's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
+import stoker
 from benchmarks.harness import in_turns, run_side
+from benchmarks.serving.gateways import cpu_seconds, memory_bytes, paced, request_bytes, us_per_token
+from benchmarks.serving.paced_gateway import REQUEST, FakeModel
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "gateway_cost", "processor time per token, and time to the first token, that a gateway adds"
-SIDE = "benchmarks.serving.gateway_side"
-REPEATS = 3
+SIDE = "benchmarks.serving.gateway_cost"
 PARTS = ("gateway", "manager", "pilot", "library")
 ADDED_MS = {50: 5.0, 99: 20.0}
 """The bar of each percentile of the added time to the first token."""
@@ -33,37 +47,24 @@ class Load(msgspec.Struct, frozen=True):
     rounds: int
     bar_us: float
 
-    def options(self, *, quick: bool) -> list[str]:
+    def side(self, side: str, *, quick: bool) -> Callable[[], dict[str, Any]]:
         tokens, rounds = (max(self.tokens // 4, 10), 1) if quick else (self.tokens, self.rounds)
-        return [
-            "--streams", str(self.streams), "--every", str(self.every_s), "--tokens", str(tokens), "--rounds",
-            str(rounds),
-        ]  # fmt: skip
+        pace = ("--every", str(self.every_s), "--tokens", str(tokens), "--rounds", str(rounds))
+        return partial(run_side, SIDE, side, "--streams", str(self.streams), *pace)
 
 
 LOADS = (
-    Load(1, 0.0014, 2_000, 2, 553.0),
-    Load(8, 0.0017, 1_600, 2, 280.0),
-    Load(50, 0.004, 700, 2, 123.0),
+    Load(1, 0.0014, 2_000, 2, 553.0), Load(8, 0.0017, 1_600, 2, 280.0), Load(50, 0.004, 700, 2, 123.0),
     Load(200, 0.05, 100, 3, 83.0),
-)
+)  # fmt: skip
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    repeats = 1 if quick else REPEATS
-    *fast, slow = LOADS
-    found: dict[Any, list[dict[str, Any]]] = in_turns(
-        {load: partial(run_side, SIDE, "gateway", *load.options(quick=quick)) for load in fast[: 1 if quick else None]},
-        repeats,
-        say,
-        lambda load, run: f"{load.streams} streams {_sum_us(run):.0f} us",
-    )
-    pairs = in_turns(
-        {side: partial(run_side, SIDE, side, *slow.options(quick=quick)) for side in ("gateway", "direct")},
-        repeats,
-        say,
-        lambda side, run: f"{side}, p50 {at(run['ttft_ms'], 50):.1f} ms",
-    )
+    repeats, (*fast, slow) = 1 if quick else 3, LOADS
+    loads = {load: load.side("gateway", quick=quick) for load in fast[: 1 if quick else None]}
+    found = in_turns(loads, repeats, say, lambda load, run: f"{load.streams} streams {_sum_us(run):.0f} us")
+    sides = {side: slow.side(side, quick=quick) for side in ("gateway", "direct")}
+    pairs = in_turns(sides, repeats, say, lambda side, run: f"{side}, p50 {at(run['ttft_ms'], 50):.1f} ms")
     lines = [_cost(load, runs) for load, runs in {**found, slow: pairs["gateway"]}.items()]
     lines += [_added(percent, bar, slow.streams, pairs) for percent, bar in ADDED_MS.items()]
     notes = ["Processor time is in us per token. The sum leaves out the client."]
@@ -92,3 +93,80 @@ def _added(percent: int, bar_ms: float, streams: int, pairs: dict[str, list[dict
     added = [ours - theirs for ours, theirs in zip(times["gateway"], times["direct"], strict=True)]
     what = f"first token of {streams} streams, p{percent}, ms"
     return Line(what=what, cells={**times, "added": added}, bar=Bar(at_most=bar_ms), digits=1, last_digits=1)
+
+
+# ---- one side
+
+
+async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
+    """Yield one stream's chunks with text over HTTP, without a client library, which needs more processor time."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request_bytes("/v1/chat/completions", {**REQUEST, "max_tokens": tokens}))
+    try:
+        while line := await reader.readline():
+            if b'"content":"' in line and b'"role"' not in line:
+                yield line
+            elif line.startswith(b"data: [DONE]"):
+                return
+    finally:
+        writer.close()
+
+
+async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
+    from stoker.apps.common.openai_requests import Endpoint
+    from stoker.apps.gateway.answering import parse_model_request
+
+    body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()
+    [choice] = parse_model_request(body, endpoint=Endpoint.CHAT, name="x").choices
+    with stoker.stream(app, choice) as pieces:  # type: ignore[arg-type]
+        async for piece in pieces:
+            if isinstance(piece, str):
+                yield piece
+
+
+Streams = Callable[[int], AsyncIterator[object]]
+"""Return the pieces of a new stream with a number of tokens."""
+
+
+async def ask(make: Streams, *, streams: int, rounds: int, tokens: int, every_s: float) -> dict[str, Any]:
+    """Read streams. `late`: each stream's delay beyond its pace, as a share of its pace."""
+    ttft_ms, late, here = list[float](), list[float](), os.getcwd()
+
+    async def client() -> None:
+        await asyncio.sleep(random.random() * tokens * every_s)
+        for number in range(rounds + 1):
+            begun = last = time.monotonic()
+            first_at = 0.0
+            async for _ in make(tokens):
+                last = time.monotonic()
+                first_at = first_at or last
+            if number:
+                ttft_ms.append(round((first_at - begun) * 1000, 2))
+                late.append(round((last - first_at) / ((tokens - 1) * every_s) - 1, 4))
+
+    before = {**cpu_seconds(here), "client": time.process_time()}
+    await asyncio.gather(*(client() for _ in range(streams)))
+    after = {**cpu_seconds(here), "client": time.process_time()}
+    cpu_us = us_per_token(before, after, tokens=streams * (rounds + 1) * tokens)
+    return {"ttft_ms": sorted(ttft_ms), "late": sorted(late), "cpu_us": cpu_us, "memory_bytes": 0}
+
+
+def side(
+    side: Literal["direct", "gateway"], streams: int = 200, rounds: int = 3, tokens: int = 100, every: float = 0.05
+) -> dict[str, Any]:
+    how: dict[str, Any] = {"streams": streams, "rounds": rounds, "tokens": tokens, "every_s": every}
+    random.seed(1)
+    if side == "direct":
+        with stoker.load(progress=False) as session:
+            model = FakeModel(every)
+            session.warm(model.context).result()
+            found = asyncio.run(ask(lambda tokens: direct_tokens(model.writes, tokens), **how))
+    else:
+        with paced(Path.cwd(), every_s=every) as port:
+            found = asyncio.run(ask(lambda tokens: http_tokens(port, tokens), **how))
+            found["memory_bytes"] = memory_bytes(Path.cwd())["gateway"]
+    return found
+
+
+if __name__ == "__main__":
+    print_side(side, __doc__)

@@ -20,32 +20,29 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from benchmarks.harness import MODEL, missing, run_side, side_options, take_turns
+from benchmarks.harness import MODEL, missing, run_side, take_turns
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "json_schemas", "answers that follow random JSON schemas, and their cost per token against free text"
-SCHEMAS, QUICK_SCHEMAS = 1_000, 50
-GROUP, LONGEST = 50, 1_000
-VALID, COST = 100.0, 1.1
+SCHEMAS, GROUP, LONGEST = 1_000, 50, 1_000
 Schema = dict[str, Any]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := missing(*MODEL, "llguidance", "jsonschema"):
         return Table(name=NAME, title=TITLE, skipped=reason)
-    found = run_side(
-        "benchmarks.serving.json_schemas", "--schemas", str(QUICK_SCHEMAS if quick else SCHEMAS), timeout_s=7200
-    )
+    count = str(GROUP if quick else SCHEMAS)
+    found = run_side("benchmarks.serving.json_schemas", "--schemas", count, timeout_s=7200)
     say(", ".join(f"{name} {number}" for name, number in found.items() if name != "ratios"))
-    ratio = statistics.median(found["ratios"])
-    judged = found["ended"]
+    ratio, judged = statistics.median(found["ratios"]), found["ended"]
     lines = [
         Line(
             what=f"valid of {judged} answers ({found['cut']} more were cut, {found['refused']} refused)",
-            cells={"%": [100 * found["valid"] / judged]}, bar=Bar(at_least=VALID, repeats=1), digits=1,
+            cells={"%": [100 * found["valid"] / judged]}, bar=Bar(at_least=100, repeats=1), digits=1,
         ),
         Line(
-            what="time per token, times free text's", cells={"ratio": [ratio]}, bar=Bar(at_most=COST, repeats=1),
+            what="time per token, times free text's", cells={"ratio": [ratio]}, bar=Bar(at_most=1.1, repeats=1),
             digits=2,
         ),
         Line(what="compilation of a schema, median", cells={"ms": [found["compile_ms"]]}, digits=1),
@@ -68,9 +65,8 @@ def random_schema(chance: random.Random) -> Schema:
 
 
 def _object(chance: random.Random, *, depth: int) -> Schema:
-    names = chance.sample(
-        ["id", "name", "kind", "size", "tags", "owner", "address", "x y", "ünï", 'a"b'], chance.randint(1, 5)
-    )
+    every = ["id", "name", "kind", "size", "tags", "owner", "address", "x y", "ünï", 'a"b']
+    names = chance.sample(every, chance.randint(1, 5))
     return {
         "type": "object", "additionalProperties": False, "required": [name for name in names if chance.random() < 0.7],
         "properties": {name: _value(chance, depth=depth + 1) for name in names},
@@ -78,12 +74,10 @@ def _object(chance: random.Random, *, depth: int) -> Schema:
 
 
 def _value(chance: random.Random, *, depth: int) -> Schema:
+    patterns = ["^[A-Z]{2}[0-9]{3}$", "^(ab|c)+d?$", "^\\\\d{4}-\\\\d{2}$"]
     makers: list[Callable[[], Schema]] = [
         lambda: {"type": "string", "maxLength": chance.randint(0, 12)},
-        lambda: {
-            "type": "string",
-            "pattern": chance.choice(["^[A-Z]{2}[0-9]{3}$", "^(ab|c)+d?$", "^\\\\d{4}-\\\\d{2}$"]),
-        },
+        lambda: {"type": "string", "pattern": chance.choice(patterns)},
         lambda: {"type": "integer", "minimum": chance.randint(-500, 0), "maximum": chance.randint(1, 5000)},
         lambda: {"type": "number", "minimum": -1.5, "exclusiveMaximum": chance.choice([2, 99.5])},
         lambda: {"enum": chance.sample(["red", "green", 3, None, True, "déjà", "x\\ny"], 3)},
@@ -91,14 +85,10 @@ def _value(chance: random.Random, *, depth: int) -> Schema:
         lambda: {"const": chance.choice(["fixed", 7, {"a": [1]}])},
     ]
     if depth < 3:
+        item = {"type": "array", "minItems": 1}
         makers += [
             lambda: _object(chance, depth=depth),
-            lambda: {
-                "type": "array",
-                "items": _value(chance, depth=depth + 1),
-                "minItems": 1,
-                "maxItems": chance.randint(1, 3),
-            },
+            lambda: {**item, "items": _value(chance, depth=depth + 1), "maxItems": chance.randint(1, 3)},
             lambda: {"anyOf": [_value(chance, depth=depth + 1), {"type": "null"}]},
         ]
     return chance.choice(makers)()
@@ -107,29 +97,29 @@ def _value(chance: random.Random, *, depth: int) -> Schema:
 # ---- one side
 
 
-def main() -> None:
-    given = side_options(__doc__, schemas=SCHEMAS)
+def side(schemas: int = SCHEMAS) -> dict[str, Any]:
     model = _tiny_model()
     chance = random.Random(35)
-    schemas = [random_schema(chance) for _ in range(given.schemas)]
+    drawn = [random_schema(chance) for _ in range(schemas)]
     totals = {"valid": 0, "ended": 0, "cut": 0, "refused": 0}
     ratios: list[float] = []
     compile_ms: list[float] = []
     _run(model, [{"max_new_tokens": 30}] * 4)
-    for start in range(0, len(schemas), GROUP):
-        some = _compiled(model, schemas[start : start + GROUP], compile_ms)
+    for start in range(0, schemas, GROUP):
+        group = drawn[start : start + GROUP]
+        some = _compiled(model, group, compile_ms)
         held: list[dict[str, Any]] = [{"json_schema": json.dumps(each)} for each in some]
         _, texts = _run(model, held)
         free = [{"max_new_tokens": length, "engine_options": (("ignore_eos", True),)} for _, _, length in texts]
         sides = {name: partial(_run, model, asked) for name, asked in (("held", held), ("free", free))}
         took_s = {name: ran[0] for name, ran in take_turns(start // GROUP, sides).items()}
         ratios.append(took_s["held"] / took_s["free"])
-        totals["refused"] += len(schemas[start : start + GROUP]) - len(some)
+        totals["refused"] += len(group) - len(some)
         for schema, (text, finish, _) in zip(some, texts, strict=True):
             totals["cut"] += finish == "length"
             totals["ended"] += finish == "stop"
             totals["valid"] += finish == "stop" and _is_valid(text, schema)
-    print(json.dumps({**totals, "ratios": ratios, "compile_ms": statistics.median(compile_ms)}))
+    return {**totals, "ratios": ratios, "compile_ms": statistics.median(compile_ms)}
 
 
 def _is_valid(text: str, schema: Schema) -> bool:
@@ -193,4 +183,4 @@ def _tiny_model() -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

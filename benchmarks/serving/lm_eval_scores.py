@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,13 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import MODEL, missing, output_of, run_side, side_options
-from benchmarks.serving.gateway_rate import served
+from benchmarks.harness import MODEL, missing, output_of, run_side
+from benchmarks.serving.gateways import served
+from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
+from stoker.contexts.causal_lm import default_model
+from stoker.contexts.snapshot import weights_folder
 
 NAME, TITLE = "lm_eval", "scores of lm-eval through a gateway, and by its Hugging Face backend"
 CLAIMS, COPIES = 102, 30
-DIFFERENCE = 0.01
 SCORES = {"claim_labels": "acc", "copied_claims": "exact_match"}
 """The metric of each task."""
 PYTHON = os.environ.get("LM_EVAL_PYTHON", sys.executable)
@@ -43,7 +46,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         difference = abs(by_side["gateway"] - by_side["hf"])
         cells = {side: [score] for side, score in by_side.items()}
         what = f"{task}, {SCORES[task]}, {min(items, COPIES) if task == 'copied_claims' else items} items"
-        bar = Bar(at_most=DIFFERENCE, repeats=1)
+        bar = Bar(at_most=0.01, repeats=1)
         lines.append(Line(what=what, cells={**cells, "difference": [difference]}, bar=bar, digits=4, last_digits=4))
     return Table(name=NAME, title=TITLE, lines=lines)
 
@@ -57,36 +60,21 @@ SHOTS = 3
 """Solved examples before each item of `copied_claims`."""
 
 
-def main() -> None:
-    asked = side_options(__doc__, python=PYTHON, items=CLAIMS)
+def side(python: str = PYTHON, items: int = CLAIMS) -> dict[str, dict[str, float]]:
+    import torch
+
     with tempfile.TemporaryDirectory(prefix="lm-eval-") as place:
         folder = Path(place)
-        os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
-        _write_model(folder / "model")
-        _write_tasks(folder / "tasks", asked.items)
+        keep_state_in(folder)
+        shutil.copytree(weights_folder(default_model(), dtype=torch.float32)[0], folder / "model")
+        _write_tasks(folder / "tasks", items)
         options = f"pretrained={folder}/model,dtype=float32"
-        found = {"hf": _scores(asked.python, folder, "hf", options, "--device", "cpu")}
+        found = {"hf": _scores(python, folder, "hf", options, "--device", "cpu")}
         with served(folder, MODELS) as port:
             options = f"model=smollm2,base_url=http://127.0.0.1:{port}/v1/completions,tokenizer={folder}/model"
             options += ",num_concurrent=4,tokenized_requests=False,timeout=600"
-            found["gateway"] = _scores(asked.python, folder, "local-completions", options)
-    print(json.dumps({task: {side: scores[task] for side, scores in found.items()} for task in SCORES}))
-
-
-def _write_model(folder: Path) -> None:
-    """Write the default model, which is a GGUF file, as float32 weights of Transformers."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stoker.contexts.causal_lm import default_model
-
-    source, file = os.path.split(default_model())
-    model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
-    tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=file)
-    model.hf_quantizer = None  # else Transformers does not save the weights, which are float32 now
-    del model.config.quantization_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+            found["gateway"] = _scores(python, folder, "local-completions", options)
+    return {task: {side: scores[task] for side, scores in found.items()} for task in SCORES}
 
 
 def _write_tasks(folder: Path, items: int) -> None:
@@ -98,19 +86,15 @@ def _write_tasks(folder: Path, items: int) -> None:
         folder, "claim_labels", labels, output_type="multiple_choice", doc_to_choice=list(LABELS.values()),
         doc_to_text="Is the claim true, false or unknown?\nClaim: {{claim}}\nAnswer:", doc_to_target="label",
     )  # fmt: skip
-    asked = [_copied_claim(row["claim"]) for row in rows[-COPIES - SHOTS :]]
-    shots = "".join(f"{text} {claim}\n\n" for text, claim in asked[:SHOTS])
-    claims = [{"text": shots + text, "claim": claim} for text, claim in asked[SHOTS:]][:items]
+    sentences = [(f"Sentence: {row['claim']}\nThe same sentence:", row["claim"]) for row in rows[-COPIES - SHOTS :]]
+    shots = "".join(f"{text} {claim}\n\n" for text, claim in sentences[:SHOTS])
+    claims = [{"text": shots + text, "claim": claim} for text, claim in sentences[SHOTS:]][:items]
     _write_task(
         folder, "copied_claims", claims, output_type="generate_until", doc_to_text="{{text}}",
         doc_to_target="{{claim}}",
         generation_kwargs={"until": ["\n"], "max_gen_toks": 48, "do_sample": False, "temperature": 0.0},
         filter_list=[{"name": "none", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
     )  # fmt: skip
-
-
-def _copied_claim(claim: str) -> tuple[str, str]:
-    return f"Sentence: {claim}\nThe same sentence:", claim
 
 
 def _write_task(folder: Path, name: str, rows: list[dict[str, Any]], **settings: Any) -> None:
@@ -135,12 +119,11 @@ def _scores(python: str, folder: Path, model: str, options: str, *more: str) -> 
     output_of(command, timeout_s=3600, folder=folder, environment={**environment, **offline})
     [file] = out.rglob("results_*.json")
     results = json.loads(file.read_text())["results"]
-    return {task: float(next(_values(results[task], metric))) for task, metric in SCORES.items()}
-
-
-def _values(result: dict[str, Any], metric: str) -> Any:
-    return (value for name, value in result.items() if name.split(",")[0] == metric)
+    return {
+        task: float(next(value for name, value in results[task].items() if name.split(",")[0] == metric))
+        for task, metric in SCORES.items()
+    }
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -4,32 +4,31 @@ The other model wakes up, or loads from a snapshot or its original file ("nothin
 library sleep. Both models are SmolLM2-135M in float32; files are in the page cache. "copied" copies the weights once,
 as a GPU does.
 
-    python -m benchmarks.serving.model_switch asleep --switches 4       a session; the other model sleeps
-    python -m benchmarks.serving.model_switch snapshot --switches 4     a session; it has a snapshot
-    python -m benchmarks.serving.model_switch nothing --switches 1      a session; it has its original file
+    python -m benchmarks.serving.model_switch asleep|snapshot|nothing --switches 4      in a session
     python -m benchmarks.serving.model_switch copied --switches 4       two library-like processes, without a session
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import stoker
 from benchmarks.baselines import sleepless
-from benchmarks.harness import MODEL, missing, ratios, run_side, side_options
+from benchmarks.harness import MODEL, in_turns, missing, ratios, run_side
+from benchmarks.starting import local_session, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import SNAPSHOTS
 from stoker.pilot.devices import cpu
-from stoker.site import Pilot, Policy, Site
+from stoker.site import Policy
 
 NAME, TITLE = "model_switch", "from the request for a model until its first token, while another is hot in its place"
 SIDE = "benchmarks.serving.model_switch"
@@ -39,22 +38,16 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, switches = (1, 1) if quick else (3, 3)
-    found: dict[str, list[float]] = {name: [] for name in ("nothing", "snapshot", "copied", "asleep", "hot")}
-    weights = 0
     with tempfile.TemporaryDirectory(prefix="model-switch-") as folder:
-        for repeat in range(repeats):
-            copied = run_side(SIDE, "copied", "--switches", str(switches), "--snapshots", folder)
-            asleep = run_side(SIDE, "asleep", "--switches", str(switches), "--snapshots", folder)
-            snapshot = run_side(SIDE, "snapshot", "--switches", str(switches), "--snapshots", folder)
-            nothing = run_side(SIDE, "nothing", "--switches", "1", "--snapshots", folder)
-            sides = {
-                "nothing": nothing["seconds"], "snapshot": snapshot["seconds"], "copied": copied["copied"],
-                "asleep": asleep["seconds"], "hot": snapshot["hot"],
-            }  # fmt: skip
-            for name, numbers in sides.items():
-                found[name].append(statistics.median(numbers))
-            weights = copied["weights_bytes"]
-            say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in found.items()))
+        sides = {
+            way: partial(run_side, SIDE, way, "--switches", str(switches), "--snapshots", folder)
+            for way in ("copied", "asleep", "snapshot")
+        }
+        sides["nothing"] = partial(run_side, SIDE, "nothing", "--switches", "1", "--snapshots", folder)
+        runs = in_turns(sides, repeats, say, lambda way, one: f"{way} {statistics.median(one['seconds']):.3f} s")
+    found = {way: [statistics.median(one["seconds"]) for one in several] for way, several in runs.items()}
+    found["hot"] = [statistics.median(one["hot"]) for one in runs["snapshot"]]
+    weights = runs["copied"][-1]["weights_bytes"]
 
     def line(what: str, name: str, bar: Bar | None = None, last: int = 0, *, to: str = "nothing") -> Line:
         ratio = ratios(found[to], found[name])
@@ -70,13 +63,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     ]
     note = (
         f"On a CPU a model that sleeps keeps its weights ({weights / 1e6:.0f} MB) in place; 'copied' has those of both"
-        " models copied once in memory, as for a GPU."
     )
+    note += " models copied once in memory, as for a GPU."
     return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
 
 
 PROMPT = "The capital of France is"
-TOKENS = 8
 THREADS = 1
 """Threads of each model."""
 SHARE = 0.55
@@ -84,7 +76,7 @@ SHARE = 0.55
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:
-    yield from model.stream(prompt, max_new_tokens=TOKENS)
+    yield from model.stream(prompt, max_new_tokens=8)
 
 
 def first_piece(pieces: Iterator[str], *, since: float) -> float:
@@ -106,11 +98,8 @@ def switch_in_session(*, switches: int, snapshot: bool, sleeps: bool) -> dict[st
     seconds, hot = [], []
     with (
         tempfile.TemporaryDirectory(prefix="switch-") as folder,
-        stoker.load(
-            Site(pilot=Pilot(devices="cpu:1", scratch=folder), policy=policy), run_dir=folder, strategy="none",
-            initialize_logging=False,
-        ) as session,
-    ):  # fmt: skip
+        local_session(policy=policy, scratch=folder) as session,
+    ):
         for model in models[: 2 if sleeps else 1]:  # the pilot caches the file; the first model sleeps
             first_piece(stoker.stream(model, PROMPT), since=time.monotonic())
         for number in range(1, switches + 1):
@@ -131,16 +120,10 @@ def serve(pipe: Connection) -> None:
     weights = [each.data for each in model.model.parameters()]
     pipe.send(sum(each.nbytes for each in weights))
     for order in iter(pipe.recv, None):
-        if order == "sleep":
-            model.sleep()
-        else:
-            model.wake()
+        (model.sleep if order == "sleep" else model.wake)()
         for each in weights:  # copies each weight once, as a GPU does when its memory is emptied or filled
             each.clone()
-        if order == "sleep":
-            pipe.send(True)
-            continue
-        for number, _ in enumerate(write(model, PROMPT)):
+        for number, _ in enumerate(write(model, PROMPT) if order == "wake" else ()):
             if number == 0:
                 pipe.send(True)
         pipe.send(True)
@@ -148,7 +131,7 @@ def serve(pipe: Connection) -> None:
 
 def switch_copied(*, switches: int) -> dict[str, Any]:
     spawn = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
+    pipes, processes, found = [], [], list[float]()
     for _ in range(2):
         mine, theirs = spawn.Pipe()
         process = spawn.Process(target=serve, args=(theirs,))
@@ -157,10 +140,8 @@ def switch_copied(*, switches: int) -> dict[str, Any]:
         pipes.append(mine)
         processes.append(process)
         weights = mine.recv()
-    found: list[float] = []
-    for pipe in pipes:
-        pipe.send("wake")
-        pipe.recv(), pipe.recv()
+        mine.send("wake")
+        mine.recv(), mine.recv()
     hot, cold = pipes
     cold.send("sleep")
     cold.recv()
@@ -176,20 +157,18 @@ def switch_copied(*, switches: int) -> dict[str, Any]:
     for pipe, process in zip(pipes, processes, strict=True):
         pipe.send(None)
         process.join()
-    return {"copied": found, "weights_bytes": weights}
+    return {"seconds": found, "weights_bytes": weights}
 
 
-def main() -> None:
-    asked = side_options(__doc__, way=("asleep", "snapshot", "nothing", "copied"), switches=4, snapshots="")
+def side(
+    way: Literal["asleep", "snapshot", "nothing", "copied"], switches: int = 4, snapshots: str = ""
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:
-        os.environ[SNAPSHOTS] = asked.snapshots or folder
-        if asked.way == "copied":
-            found = switch_copied(switches=asked.switches)
-        else:
-            way = asked.way
-            found = switch_in_session(switches=asked.switches, snapshot=way != "nothing", sleeps=way == "asleep")
-    print(json.dumps(found))
+        os.environ[SNAPSHOTS] = snapshots or folder
+        if way == "copied":
+            return switch_copied(switches=switches)
+        return switch_in_session(switches=switches, snapshot=way != "nothing", sleeps=way == "asleep")
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -3,16 +3,14 @@
 *Useful* is the requests' device time without kills divided by the pilot-seconds of the run with kills, until the last
 answer. The side fails unless each `custom_id` has one answer, equal in both runs except for rounding.
 
-`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs; `tests` must be on PYTHONPATH.
+`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,19 +21,19 @@ from typing import Any
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, missing, processes, run_side, side_options
+from benchmarks.harness import missing, processes, run_side
+from benchmarks.starting import STOKER, print_side
 from benchmarks.tables import Bar, Line, Table
 
 NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
 SIDE = "benchmarks.serving.openai_batch"
-_TESTS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if why := missing("torch", "transformers"):
         return Table(name=NAME, title=TITLE, skipped=why)
     requests = 150 if quick else 20_000
-    run: dict[str, Any] = run_side(SIDE, "--requests", str(requests), timeout_s=3600, environment=_TESTS)
+    run: dict[str, Any] = run_side(SIDE, "--requests", str(requests), timeout_s=3600)
     say(", ".join(f"{name} {value:,.2f}" for name, value in run.items()))
     names = {"s": "seconds", "pilot-seconds": "pilot_s", "requests/s of a device": "per_device_s", "useful": "useful"}
     cells = {heading: [run[name]] for heading, name in names.items()}
@@ -44,50 +42,35 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 PILOTS = 2
-SITE = f"""
-[provider]
-kind = "local"
-
-[pilot]
-devices = "cpu:1"
-init_blocks = {PILOTS}
-max_blocks = {PILOTS}
-"""
+SITE = f'[pilot]\ndevices = "cpu:1"\ninit_blocks = {PILOTS}\nmax_blocks = {PILOTS}\n'
 PILOT, MANAGER = "stoker.pilot.main", "stoker.manager.main"
 LIMIT_S = 3600.0
-MOST_OTHER = 0.002
-POLL_S = 0.2
 
 
-def main() -> None:
-    asked = side_options(__doc__, requests=2_000)
+def side(requests: int = 2_000) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="batch-") as place:
         folder = Path(place)
         write_tiny_model(folder / "tiny")
         (folder / "site.toml").write_text(SITE)
-        write_requests(folder / "requests.jsonl", asked.requests)
-        calm = run(folder, "calm", total=asked.requests, kills=False)
-        disturbed = run(folder, "disturbed", total=asked.requests, kills=True)
+        with (folder / "requests.jsonl").open("w") as file:
+            for number in range(requests):
+                body = {"model": "m", "prompt": f"Number {number} is", "max_tokens": 16 + number % 33, "seed": number}
+                line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
+                file.write(json.dumps(line) + "\n")
+        calm = run(folder, "calm", total=requests, kills=False)
+        disturbed = run(folder, "disturbed", total=requests, kills=True)
         one, other = answers(folder / "calm"), answers(folder / "disturbed")
         # Batches are random, and rounding decides between equally likely tokens.
-        if sum(a != b for a, b in zip(one, other, strict=True)) > asked.requests * MOST_OTHER:
+        if sum(a != b for a, b in zip(one, other, strict=True)) > 0.002 * requests:
             raise SystemExit("the two runs have other answers")
         each = Counter(line.partition(" ")[0] for line in other)
-        if len(each) != asked.requests or max(each.values()) > 1:
-            raise SystemExit(f"{len(each)} of {asked.requests} requests are answered, one {max(each.values())} times")
+        if len(each) != requests or max(each.values()) > 1:
+            raise SystemExit(f"{len(each)} of {requests} requests are answered, one {max(each.values())} times")
     per_device_s = calm["per_s"] / PILOTS
-    print(json.dumps({
-        "useful": asked.requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
+    return {
+        "useful": requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
         "seconds": disturbed["seconds"], "per_device_s": per_device_s, "killed": disturbed["killed"],
-    }))  # fmt: skip
-
-
-def write_requests(path: Path, count: int) -> None:
-    with path.open("w") as file:
-        for number in range(count):
-            body = {"model": "m", "prompt": f"Number {number} is", "max_tokens": 16 + number % 33, "seed": number}
-            line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
-            file.write(json.dumps(line) + "\n")
+    }  # fmt: skip
 
 
 def answers(folder: Path) -> list[str]:
@@ -96,8 +79,7 @@ def answers(folder: Path) -> list[str]:
 
 
 def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]:
-    command = [sys.executable, "-m", "stoker.manager.cli.main", "batch", "requests.jsonl", "--model", "tiny"]
-    command += ["--site", "site.toml", "--out", name]
+    command = [*STOKER, "batch", "requests.jsonl", "--model", "tiny", "--site", "site.toml", "--out", name]
     with (folder / f"{name}.log").open("w") as log:
         batch = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -124,7 +106,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
     while batch.poll() is None and done < total:
         if time.monotonic() - began > LIMIT_S:
             raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")
-        time.sleep(POLL_S)
+        time.sleep(0.2)
         now, done = time.monotonic(), count_lines(part)
         pilot_s += (now - last) * sum(is_alive(pilot) for pilot in pilots.values())
         last = now
@@ -136,8 +118,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         if plan and done >= plan[0][0] * total:
             _, module = plan.pop(0)
             first = first or list(pilots.values())
-            victim = first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))
-            victim.kill()
+            (first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))).kill()
             killed += 1
     if kills and killed != PILOTS + 1:
         raise SystemExit(f"{killed} of {PILOTS + 1} processes were killed")
@@ -148,17 +129,14 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
 
 
 def is_alive(process: psutil.Process) -> bool:
-    try:
+    with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    return False
 
 
 def count_lines(path: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes().count(b"\n")
-    return 0
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -6,10 +6,11 @@ once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from functools import partial
 
-from benchmarks.harness import MODEL, missing, run_side, side_options
+from benchmarks.harness import MODEL, in_turns, missing, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 
@@ -21,27 +22,29 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := missing(*MODEL):
         return Table(name=NAME, title=TITLE, skipped=reason)
     repeats, options = (1, ["--quick"]) if quick else (3, [])
-    lines = []
-    for dtype in ("bfloat16", "float32"):
-        found: dict[str, list[float]] = {stage: [] for stage in BARS}
-        for repeat in range(repeats):
-            one = run_side("benchmarks.serving.step_times", "--dtype", dtype, *options, timeout_s=3600)
-            for stage, numbers in found.items():
-                numbers.append(one[stage])
-            errors = ", ".join(f"{stage} {one[stage]:.1f} %" for stage in BARS)
-            say(f"{dtype}, repeat {repeat + 1} of {repeats}: {errors}")
-        lines += [
-            Line(what=f"{stage}, {dtype}", cells={"error in %": found[stage]}, bar=Bar(at_most=bar), digits=1)
-            for stage, bar in BARS.items()
-        ]
+    sides = {
+        dtype: partial(run_side, "benchmarks.serving.step_times", "--dtype", dtype, *options, timeout_s=3600)
+        for dtype in ("bfloat16", "float32")
+    }
+
+    def told(dtype: str, one: dict[str, float]) -> str:
+        return f"{dtype}: " + ", ".join(f"{stage} {one[stage]:.1f} %" for stage in BARS)
+
+    lines = [
+        Line(
+            what=f"{stage}, {dtype}", cells={"error in %": [one[stage] for one in several]}, bar=Bar(at_most=bar),
+            digits=1,
+        )
+        for dtype, several in in_turns(sides, repeats, say, told).items()
+        for stage, bar in BARS.items()
+    ]  # fmt: skip
     return Table(name=NAME, title=TITLE, lines=lines)
 
 
-def main() -> None:
-    given = side_options(__doc__, dtype="auto", model="", quick=False)
-    times = load_causal_lm(given.model or default_model(), dtype=given.dtype).profile(quick=given.quick).times
-    print(json.dumps({"prefill": 100 * times.prefill_error.mean, "decode": 100 * times.decode_error.mean}))
+def side(dtype: str = "auto", model: str = "", quick: bool = False) -> dict[str, float]:
+    times = load_causal_lm(model or default_model(), dtype=dtype).profile(quick=quick).times
+    return {"prefill": 100 * times.prefill_error.mean, "decode": 100 * times.decode_error.mean}
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -6,26 +6,30 @@ in nats per target token, and as a share of the distance of the median score fro
 
 Kinds of lookup: two layers as in the paper; best bin first (`lookup.py`) within limits; as many random candidates.
 
+`prompt_groups` measures the similarity of prompts in the bank, and the lookup cost by number of clusters (Figure 10).
+10a: cosine similarity of the feature of a prompt with the nearest, the five nearest, and any other prompt. 10b: the
+two-layer lookup by number of clusters.
+
 Data are in `../shared/data`. A task takes half an hour on one core with four samples, or minutes on a GPU with sixteen
 samples. A stopped run resumes from `$STOKER_HOME/prompt-bank-benchmark`.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import MODEL, machine, missing, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Line, Table
 from benchmarks.tuning.prompt_tasks import DATA, PROMPTS, TASKS
 from stoker.chance import Stream
@@ -36,17 +40,29 @@ from stoker.run_folder import RecordLog
 from stoker.tuning.bank import build
 from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
-from stoker.tuning.bank.layers import CLUSTERS, Layers
+from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_scale
+from stoker.tuning.bank.layers import build as build_layers
 from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, score_all_candidates, two_layers
 
-LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
-SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
+SAMPLE_SEED = 0
+SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with seed {SAMPLE_SEED}."
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
+GROUPS = "prompt_groups"
+GROUPS_TITLE = "the Prompt Bank's two layers: how alike prompts are, and what the number of clusters costs"
+tell = partial(print, file=sys.stderr, flush=True)
+CLUSTER_COUNTS, NEAREST = (10, 25, 50, 100, 200, 400), 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     found = scored(say, quick=quick)
     return Table(name=NAME, title=TITLE, skipped=found) if isinstance(found, str) else table_of(found)
+
+
+def groups(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    found = scored(say, quick=quick)
+    if isinstance(found, str):
+        return Table(name=GROUPS, title=GROUPS_TITLE, skipped=found)
+    return groups_table(found, score_s=found["score_s"])
 
 
 def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any] | str:
@@ -64,13 +80,9 @@ def table_of(found: dict[str, Any]) -> Table:
     whole = found["candidates"]
     lines = []
     for kind, of_tasks in found["kinds"].items():
-        cells = {
-            "scores": [one["scores"] for one in of_tasks],
-            "regret, nats": [one["regret"] for one in of_tasks],
-            "of the best's lead": [one["part"] for one in of_tasks],
-            "rank": [one["rank"] for one in of_tasks],
-            "times fewer": [whole / one["scores"] for one in of_tasks],
-        }
+        names = {"scores": "scores", "regret, nats": "regret", "of the best's lead": "part", "rank": "rank"}
+        cells = {heading: [one[name] for one in of_tasks] for heading, name in names.items()}
+        cells["times fewer"] = [whole / one["scores"] for one in of_tasks]
         lines.append(Line(what=kind, cells=cells, digits=3, last_digits=1))
     ours = [one["scores"] for one in found["kinds"]["best bin first, the default limit"]]
     for what, times in (
@@ -90,6 +102,27 @@ def table_of(found: dict[str, Any]) -> Table:
         f" {found['score_s'] * 1000:.0f} ms",
     ]
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+
+
+def groups_table(found: dict[str, Any], *, score_s: float) -> Table:
+    lines = []
+    for k, of_tasks in found["groups"].items():
+        cells = {"scores": [one["scores"] for one in of_tasks], "regret, nats": [one["regret"] for one in of_tasks]}
+        if score_s:
+            cells = {"latency, s": [one["scores"] * score_s for one in of_tasks], **cells}
+        lines.append(Line(what=f"two layers, K = {k}, {len(of_tasks)} tasks", cells=cells, digits=1, last_digits=3))
+    notes = [SETTING] + [
+        f"Cosine similarity of {kind} features, the median over {found['candidates']:,} prompts (10th to 90th"
+        " percentile): " + ", ".join(f"{name} {at[1]:.2f} ({at[0]:.2f} to {at[2]:.2f})" for name, at in of_kind.items())
+        for kind, of_kind in found["similarity"].items()
+    ]
+    if score_s:
+        whole = score_s * found["candidates"]
+        notes.append(
+            "Latency was not timed: it is the number of scores times the mean time of a score, which was measured. A"
+            f" score takes {score_s * 1e3:.1f} ms there, and scoring all of them {whole:,.0f} s."
+        )
+    return Table(name=GROUPS, title=GROUPS_TITLE, lines=lines, notes=notes)
 
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
@@ -150,10 +183,6 @@ def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, Lookup
     return found
 
 
-def ascending(losses: Iterable[float]) -> list[float]:
-    return sorted(loss for loss in losses if not math.isnan(loss))
-
-
 def judge_lookup(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
     best, middle = losses[0], statistics.median(losses)
     of = [found.loss] if isinstance(found, LookupResult) else found
@@ -166,17 +195,56 @@ def judge_lookup(found: LookupResult | list[float], losses: list[float], *, scor
     }
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return {
+        "raw": _similarities_of(features / lengths),
+        "scaled": _similarities_of(compute_feature_scale(features).unit(features)),
+    }
+
+
+def _similarities_of(units: Array) -> dict[str, list[float]]:
+    cosines = units @ units.T
+    pairs = cosines[np.triu_indices(len(units), k=1)]
+    np.fill_diagonal(cosines, -np.inf)
+    nearest = -np.sort(-cosines, axis=1)[:, :NEAREST]
+    found = {"top-1": nearest[:, 0], "top-5": nearest.mean(axis=1), "any two": pairs}
+    return {name: [float(np.percentile(values, part)) for part in (10, 50, 90)] for name, values in found.items()}
+
+
+def groupings(
+    candidates: Sequence[Candidate], features: Array, scores: Mapping[str, Score]
+) -> dict[int, list[dict[str, float]]]:
+    found: dict[int, list[dict[str, float]]] = {}
+    for k in CLUSTER_COUNTS:
+        if k >= len(candidates):
+            continue
+        layers = build_layers(candidates, features, k=k, capacity=len(candidates))
+        for score in scores.values():
+            looked, best = two_layers(layers, score), score_all_candidates(layers, score).loss
+            found.setdefault(k, []).append({"scores": looked.scores, "regret": looked.loss - best})
+    return found
+
+
+def side(
+    candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks: tuple[str, ...] = FIRST, folder: str = ""
+) -> dict[str, Any]:
+    """Score candidates spread evenly over the file (0: all) for tasks with `samples` each (0: 16 on a GPU, else 4).
+
+    Without a GPU, the default is the first 4 tasks. `folder`: for records.
+    """
     import torch
 
     on_gpu = torch.cuda.is_available()
     ambient.enter_library(device="cuda:0" if on_gpu else "cpu")
     model = load_causal_lm(default_model(), dtype="float32", engine="transformers")
     every = read_candidates(PROMPTS)
-    wanted = options.candidates or len(every)
+    wanted = candidates or len(every)
     some = [every[place * len(every) // wanted] for place in range(wanted)]
-    samples, tasks = options.samples or (16 if on_gpu else 4), options.tasks or FIRST[: None if on_gpu else 4]
-    folder = options.folder / f"{len(some)}-of-{len(every)}"
+    samples, tasks = samples or (16 if on_gpu else 4), FIRST[:4] if tuple(tasks) == FIRST and not on_gpu else tasks
+    records = Path(folder) if folder else state_folder() / "prompt-bank-benchmark"
+    records.mkdir(parents=True, exist_ok=True)
+    bank_folder = records / f"{len(some)}-of-{len(every)}"
     read_s = 0.0
 
     def read(texts: Sequence[str]) -> Any:
@@ -188,8 +256,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     begun = time.perf_counter()
     bank = ensure_bank(
-        folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
-        k=options.clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
+        bank_folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
+        k=clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
     )  # fmt: skip
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
     found: dict[str, list[dict[str, float]]] = {}
@@ -200,21 +268,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         chosen = build.evaluation_samples(pairs, count=samples, seed=SAMPLE_SEED)
         ends = model.tokenizer.eos_token_id
         of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
-        score = Scores(
-            options.folder, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
-        )
+        score = Scores(records, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of)
         of_task[task] = score
-        losses = ascending(score_all_candidates(layers, score).losses.values())
+        every_loss = score_all_candidates(layers, score).losses.values()
+        losses = sorted(loss for loss in every_loss if not math.isnan(loss))
         of_kinds = lookup_kinds(layers, score, seed=0)
         default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
         for kind, one in of_kinds.items():
             found.setdefault(kind, []).append(judge_lookup(one, losses, scores=default))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
-    readings = Readings(folder, model=Path(default_model()).name, reading=build.reading_of())
+    readings = Readings(bank_folder, model=Path(default_model()).name, reading=build.reading_of())
     features = readings.features(some)
-    from benchmarks.tuning.prompt_groups import groupings, similarities
-
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
         "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,
@@ -226,20 +291,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--candidates", type=int, default=0, help="candidates, spread evenly over the file [all]")
-    parser.add_argument("--clusters", type=int, default=CLUSTERS, help="K [%(default)s]")
-    parser.add_argument("--samples", type=int, default=0, help="samples of each task [16 on a GPU, 4 on a CPU]")
-    told = f"tasks to run [{' '.join(FIRST)}; without a GPU the first 4]"
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=told)
-    parser.add_argument(
-        "--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="folder for records"
-    )
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(run(asked)))
+    print_side(side, __doc__)

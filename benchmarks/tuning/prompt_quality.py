@@ -1,24 +1,16 @@
 """Measure the quality of prompts from the bank as iterations to accuracy (ITA), on real tasks with a real model.
 
 PromptTuner §6.3 (Figure 9) compares three prompts. The *score candidate* has the lowest score. The *ideal* prompt has
-the best ITA of the 20 prompts with the lowest scores. The model writes the *induced* prompt. All rules were fixed
-before the first comparison, except the maximum iterations (15, then 60 after seven tasks).
+the best ITA of the short list, the prompts with the lowest scores. The model writes the *induced* prompt. All rules
+were fixed before the first comparison, except the maximum iterations (15, then 60 after seven tasks).
 `prompt_quality_side.Settings` contains the numbers.
 
-- *Tasks*: ten, from five data sets.
-
-- *Prompts*: 3,067 in two layers, cut to 16 tokens. A lookup scores a 24th of the bank, best bin first; the short list
-  is its 8 best prompts.
-
 - *Target* (§6.1): the mean lowest loss in 15 iterations over 3 random prompts (20 in the paper). The short list is
-tuned in order of scores; a prompt slower than an earlier prompt is stopped.
-
-- *ITA*: the first evaluation that reaches the target, or 60. A second line interpolates between evaluations.
-
+  tuned in order of scores; a prompt slower than an earlier prompt is stopped.
+- *ITA*: the first evaluation that reaches the target, or the maximum. A second line interpolates between evaluations.
 - *Ratios* of a task: best of the short list, median random prompt, and induced prompt, each divided by the score
-candidate. A bar applies to the median over tasks, with a 95 % bootstrap interval.
-
-- *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations.
+  candidate. A bar applies to the median over tasks, with a 95 % bootstrap interval.
+- *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for the maximum.
 
 A stopped run resumes from the curves in `$STOKER_HOME/prompt-quality-benchmark`.
 """
@@ -70,7 +62,8 @@ def table_of(found: dict[str, Any]) -> Table:
             those = [one for one in tasks.values() if one[name + suffix]]
             if not those:
                 continue
-            theirs = [statistics.median(_list(one[name + suffix])) for one in those]
+            some = [one[name + suffix] for one in those]
+            theirs = [statistics.median(each if isinstance(each, list) else [each]) for each in some]
             ours = [float(one["by_score" + suffix]) for one in those]
             ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
             bar = Bar(at_least=least, repeats=10) if least is not None and not suffix else None
@@ -119,7 +112,3 @@ def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, fl
 def _resamples(count: int, draws: int) -> list[list[int]]:
     chance = Stream(0, "bootstrap")
     return [[int(count * chance.uniform(draw * count + place)) for place in range(count)] for draw in range(draws)]
-
-
-def _list(found: float | Sequence[float]) -> Sequence[float]:
-    return found if isinstance(found, Sequence) else [found]

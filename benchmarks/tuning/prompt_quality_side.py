@@ -164,11 +164,10 @@ class Bench:
         settings = self.settings
         own = len(self.model.tokenizer(text[: 64 * settings.tokens], add_special_tokens=False)["input_ids"])
         job = Job(
-            data=self.data,
-            prompt=Prompt(initial=text, virtual_tokens=min(own, settings.tokens)),
+            data=self.data, prompt=Prompt(initial=text, virtual_tokens=min(own, settings.tokens)),
             until=Until(metric=Metric.LOSS, reach=reach, iterations=most, evaluate_every=settings.evaluate_every),
             training=Training(batch=settings.batch, seed=settings.seed),
-        )
+        )  # fmt: skip
         tuned = tune(self.model, job, self.samples)
         points = [(point.iteration, point.loss) for point in tuned.points]
         return {"text": text[:80], "points": points, "end": tuned.end.value}
@@ -193,11 +192,6 @@ def crossing(points: Points, reach: float, *, most: int) -> float:
 
 def _ended_early(points: Points, reach: float, *, most: int) -> bool:
     return points[-1][0] < most and min(loss for _, loss in points) > reach
-
-
-def reach_text(points: Points, reach: float) -> str:
-    last, loss = points[-1]
-    return f"{int(last)}" if loss <= reach else f">{int(last)}"
 
 
 def task_summary(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
@@ -225,7 +219,7 @@ def task_summary(records: Sequence[Record], *, most: int) -> dict[str, Any] | No
         found[f"best{name}"] = min(count(points, reach, most=most) for points in listed)
         found[f"randoms{name}"] = [count(points, reach, most=most) for points in of["random"].values()]
         found[f"induced{name}"] = [count(points, reach, most=most) for points in of["induced"].values()]
-    found["listed"] = [reach_text(points, reach) for points in listed]
+    found["listed"] = [f"{'>' if points[-1][1] > reach else ''}{int(points[-1][0])}" for points in listed]
     found["reached"] = min(loss for _, loss in listed[0]) <= reach
     return found
 
@@ -247,14 +241,13 @@ def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] |
 
 def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[str, Any]:
     records = list(log)
-    of = {
-        task: task_summary([one for one in records if one["task"] == task], most=settings.iterations) for task in tasks
-    }
+    of = {task: [one for one in records if one["task"] == task] for task in tasks}
+    found = {task: task_summary(some, most=settings.iterations) for task, some in of.items()}
+    spreads = {task: spread_of(some, settings) for task, some in of.items()}
     return {
         "machine": machine(), "settings": msgspec.to_builtins(settings),
-        "tasks": {task: found for task, found in of.items() if found is not None},
-        "spread": {task: found for task in tasks if (found := spread_of(
-            [one for one in records if one["task"] == task], settings)) is not None},
+        "tasks": {task: one for task, one in found.items() if one is not None},
+        "spread": {task: one for task, one in spreads.items() if one is not None},
         "spent_s": math.fsum(one["spent_s"] for one in records),
     }  # fmt: skip
 
@@ -276,13 +269,13 @@ def run_tasks(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: a
     torch.set_num_threads(1)
     ambient.enter_library(device="cuda:0" if torch.cuda.is_available() and not asked.quick else "cpu")
     try:
-        model, candidates = (
-            toy()
-            if asked.quick
-            else (load_causal_lm(default_model(), dtype="float32", engine="transformers"), read_candidates(PROMPTS))
-        )
+        if asked.quick:
+            model, candidates = toy()
+        else:
+            model = load_causal_lm(default_model(), dtype="float32", engine="transformers")
+            candidates = read_candidates(PROMPTS)
         bank = ensure_bank(
-            asked.bank or asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,
+            asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,
             reading=build.reading_of(), read=build.reader(model), k=8 if asked.quick else CLUSTERS,
             capacity=len(candidates), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
         )  # fmt: skip
@@ -307,26 +300,21 @@ def letters() -> Pairs:
 
 def toy() -> tuple[CausalLM, list[Candidate]]:
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    from benchmarks.gpu.model import tokenizer
     from stoker.contexts.language_model import CausalLM
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    cut = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
-    cut.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    cut.decoder = decoders.ByteLevel()
     torch.manual_seed(1)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.3,
-        )
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=cut, eos_token="<end>")
+    model, letters_only = LlamaForCausalLM(config), tokenizer(256)
+    letters_only.add_special_tokens({"eos_token": "<end>"})
     words = ("say", "write", "guess", "tell", "answer", "yes", "no", "the letter", "a word", "it")
     texts = [" ".join(some) for some in itertools.permutations(words, 2)]
-    context = CausalLM(model.eval().requires_grad_(False), tokenizer, name="tiny")
+    context = CausalLM(model.eval().requires_grad_(False), letters_only, name="tiny")
     return context, [Candidate(text=text) for text in texts]
 
 
@@ -339,10 +327,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="*", default=[], metavar="TASK", help=f"tasks to run [{' '.join(CHOSEN)}]")
     parser.add_argument("--report", action="store_true", help="report the results of the records; run nothing")
     parser.add_argument("--quick", action="store_true", help="a tiny random model and a task of letters")
-    parser.add_argument("--bank", type=Path, help="folder of a bank of the same prompts [next to the records]")
-    parser.add_argument(
-        "--folder", type=Path, default=state_folder() / "prompt-quality-benchmark", help="folder for records"
-    )
+    folder = state_folder() / "prompt-quality-benchmark"
+    parser.add_argument("--folder", type=Path, default=folder, help="folder for records")
     return parser.parse_args(arguments)
 
 

@@ -7,17 +7,25 @@ checkpoints.
 lookup, which a live gang divides (`stoker.tuning.call`).
 
 The side runs two jobs on one device, then two jobs on two devices; each second job counts.
+
+`tune_start` measures the time from before `tune(job)` to the first optimizer step, with the first evaluation (four
+samples), on one device. A *cold* job also includes pilot start, imports and load, from the model file or a snapshot of
+an earlier pilot. The *warm* job follows.
 """
 
 from __future__ import annotations
 
-import json
+import statistics
 import tempfile
+import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import stoker
-from benchmarks.harness import MODEL, machine, missing, run_side, side_options
+from benchmarks.harness import MODEL, in_turns, machine, missing, ratios, run_side
+from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
 from stoker.manager.policies import default_policies
@@ -29,6 +37,8 @@ from stoker.site import Duration, Size
 from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
 NAME, TITLE = "tuning_times", "a prompt-tuning job: where its time goes, and a gang of two forecast from one device"
+START, START_TITLE = "tune_start", "a prompt-tuning job: from its submission to its first optimizer step"
+SIDE = "benchmarks.tuning.tuning_times"
 _ITERATIONS = ("data", "compute", "communication", "evaluation")
 
 
@@ -38,17 +48,41 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return table_of(sides(say, repeats=1 if quick else 3))
 
 
+def start(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    if reason := why_not():
+        return Table(name=START, title=START_TITLE, skipped=reason)
+    found: list[dict[str, Any]] = []
+    for turn in range(1 if quick else 3):
+        with tempfile.TemporaryDirectory(prefix="tune-start-") as state:
+            places = {"STOKER_HOME": state, "STOKER_SNAPSHOTS": str(Path(state) / "snapshots")}
+            first, second = (run_side(SIDE, "start", environment=places) for _ in range(2))
+        say(
+            f"{turn + 1}: cold {first['cold_s']:.1f} s, snapshot {second['cold_s']:.1f} s, warm {first['warm_s']:.2f} s"
+        )
+        found.append({**first, "snapshot_s": second["cold_s"], "again_s": second["warm_s"]})
+    cold, kept, warm = ([one[name] for one in found] for name in ("cold_s", "snapshot_s", "warm_s"))
+    sooner = {"times": ratios(cold, warm)}
+    lines = [
+        Line(what="cold: no pilot yet, the model from its file", cells={"seconds": cold}, digits=1),
+        Line(what="cold: no pilot yet, the model from a snapshot", cells={"seconds": kept}, digits=1),
+        Line(what="warm: the model is there", cells={"seconds": warm}, digits=2),
+        Line(what="warm, times sooner than cold", cells=sooner, bar=Bar(at_least=10), last_digits=1),
+        Line(what="warm, times sooner than from a snapshot", cells={"times": ratios(kept, warm)}, last_digits=1),
+    ]
+    return Table(name=START, title=START_TITLE, lines=lines, notes=[found[0]["machine"]])
+
+
 def why_not() -> str:
     return missing(*MODEL, "peft")
 
 
 def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
-    found = []
-    for repeat in range(repeats):
-        found.append(run_side("benchmarks.tuning.tuning_times", timeout_s=3600))
-        one, two = (found[-1][name]["spent_s"] for name in ("one", "two"))
-        say(f"{repeat + 1}: lookup {one['bank']:.1f} s alone, {two['bank']:.1f} s on two")
-    return found
+    def told(_: str, run: dict[str, Any]) -> str:
+        one, two = (run[name]["spent_s"]["bank"] for name in ("one", "two"))
+        return f"lookup {one:.1f} s alone, {two:.1f} s on two"
+
+    side = partial(run_side, SIDE, "parts", timeout_s=3600)
+    return in_turns({"jobs": side}, repeats, say, told)["jobs"]
 
 
 def table_of(found: list[dict[str, Any]]) -> Table:
@@ -110,6 +144,10 @@ ITERATIONS = 12
 LIMIT_S = 1800.0
 
 
+def numbers(count: int) -> list[Sample]:
+    return [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(count)]
+
+
 def job(name: str) -> Job:
     return Job(
         name=name, data=Data("numbers", evaluation_samples=8, held_out=0.1), prompt=Prompt(""),
@@ -117,21 +155,40 @@ def job(name: str) -> Job:
     )  # fmt: skip
 
 
-def main() -> None:
-    side_options(__doc__)
-    samples = [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(60)]
+def start_s() -> float:
+    job = Job(
+        data=Data("numbers", evaluation_samples=4, held_out=0.1), prompt=Prompt("Is the number even or odd?"),
+        until=Until(metric=Metric.LOSS, iterations=1), training=Training(batch=4),
+    )  # fmt: skip
+    began = time.time()
+    tuned = tune(job, samples=numbers(40), gang=1, bank=None).result(LIMIT_S)
+    return float(tuned.first_step_at - began)
+
+
+def starts() -> dict[str, Any]:
+    with stoker.load(progress=False):
+        cold = start_s()
+        warm = statistics.median(start_s() for _ in range(3))
+    return {"cold_s": cold, "warm_s": warm, "machine": machine()}
+
+
+def parts() -> dict[str, Any]:
     found: dict[str, Any] = {"machine": machine(), "iterations": ITERATIONS}
     with tempfile.TemporaryDirectory(prefix="tuning-times-") as bank, stoker.load(progress=False):
         for what, gang in (("first", 1), ("one", 1), ("two", 2)):
-            tuned = tune(job(what), samples=samples, gang=gang, bank=bank).result(LIMIT_S)
+            tuned = tune(job(what), samples=numbers(60), gang=gang, bank=bank).result(LIMIT_S)
             if not tuned.initial_from.startswith("the bank"):
                 raise RuntimeError(f"no lookup was made: {tuned.initial_from}")
             found[what] = {
                 "spent_s": tuned.spent_s, "devices": tuned.devices, "communication": tuned.communication_share,
                 "points": len(tuned.points),
             }  # fmt: skip
-    print(json.dumps(found))
+    return found
+
+
+def side(what: Literal["parts", "start"]) -> dict[str, Any]:
+    return parts() if what == "parts" else starts()
 
 
 if __name__ == "__main__":
-    main()
+    print_side(side, __doc__)

@@ -132,7 +132,7 @@ def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
     found = objects.abandon_object_fetch(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
-        if library is not None:
+        if library is not None and library.stage is Stage.FETCHING:
             handle_missing_objects(state, library, lack)
 
 

@@ -1,17 +1,35 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("prometheus_client")
 
 
-from benchmarks.serving.gateway_objectives import MODELS, Outcome, Wanted, figures, requests_at
-from benchmarks.serving.gateway_objectives_world import Delayed, Length, simulated_met
+from benchmarks.serving.gateway_objectives import (
+    ACCEPTING,
+    MODELS,
+    PACED_DEVICES,
+    Delayed,
+    Outcome,
+    Request,
+    figures,
+    requests_at,
+    share_met,
+    simulated,
+    simulated_replays,
+)
 from stoker.contexts.step_times import StepCell, StepTimes
+from stoker.manager.live import session_policies
 from stoker.manager.policies.named import named
 from stoker.protocol.calls import Objective
 
-WANTED = Wanted(ttft_s=1.0, tpot_s=0.1)
+WANTED = Objective(ttft_s=1.0, tpot_s=0.1)
 
 
 def outcome(tokens: int, *, ttft_s: float, tpot_s: float) -> Outcome:
@@ -32,15 +50,12 @@ def test_refused_late_and_cut_requests_miss_their_objectives() -> None:
 def test_simulated_requests_meet_feasible_objectives() -> None:
     steps = tuple(StepCell(2.0**power, 64.0, 0.010) for power in range(8))
     delayed = Delayed(StepTimes(steps, steps), load_s=1.0, message_s=0.001)
-    requests = [Length(1.0 * number, number % MODELS, 32, 40) for number in range(12)]
+    requests = [Request(1.0 * number, number % MODELS, "x" * 32, 40) for number in range(12)]
     shares = [
-        simulated_met(
-            requests, delayed, Objective(ttft_s=0.1, tpot_s=tpot_s), named(policy).make(), models=MODELS,
-            memory_bytes=1_000_000_000,
-        )
+        share_met(simulated(requests, named(policy).make(), delayed, Objective(ttft_s=0.1, tpot_s=tpot_s)))
         for policy in ("slinfer", "default")
         for tpot_s in (0.015, 0.005)
-    ]  # fmt: skip
+    ]
     assert shares == [100.0, 0.0, 100.0, 0.0]
 
 
@@ -49,11 +64,46 @@ def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
     """Decode steps of two models together exceed the time per token, but all answers end before they are late."""
     decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
     prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
-    asked = requests_at(16.0, seed=seed, for_s=10.0)
-    requests = [Length(each.at_s, each.model, len(each.prompt), each.output) for each in asked]
+    requests = requests_at(16.0, seed=seed, for_s=10.0)
     for policy in ("slinfer", "default"):
-        met = simulated_met(
-            requests, Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.002),
-            Objective(ttft_s=0.13, tpot_s=0.0107), named(policy).make(), models=MODELS, memory_bytes=1_000_000_000,
-        )  # fmt: skip
-        assert met == 100.0, policy
+        delayed = Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.002)
+        late = simulated(requests, named(policy).make(), delayed, Objective(ttft_s=0.13, tpot_s=0.0107))
+        assert share_met(late) == 100.0, policy
+
+
+def test_policy_of_the_replays_can_be_created() -> None:
+    assert session_policies.find(ACCEPTING).make().dispatch
+
+
+def test_exact_forecasts_refuse_only_requests_that_make_one_late() -> None:
+    prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.006 + 0.0006 * 2**power) for power in range(10))
+    decode = tuple(StepCell(2.0**power, 64.0, 0.008 + 0.0012 * 2**power) for power in range(6))
+    delayed = Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.0)
+    requests = requests_at(11.0, seed=1, for_s=20.0)
+    found = simulated_replays(requests, delayed, Objective(ttft_s=0.8, tpot_s=0.045), margin=1.0)
+    assert found["of"] >= 5
+    assert found["late"] + found["harm"] >= 0.9 * found["of"]
+
+
+def test_paced_steps_of_one_device_never_overlap(tmp_path: Path) -> None:
+    """Two processes on one core take 40 steps of one token each, with a pace of 9.2 ms a step."""
+    program = """
+import time
+import sitecustomize
+class Engine:
+    def _compute(self, step):
+        return step, 10
+class Step:
+    prompt_tokens, writing = 0, 1
+sitecustomize.pace(Engine)
+for _ in range(20):
+    began = time.monotonic()
+    Engine()._compute(Step)
+    print(began, time.monotonic())
+"""
+    environment = {**os.environ, "PACED_DEVICES": str(tmp_path), "PYTHONPATH": str(PACED_DEVICES)}
+    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", program]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = sorted(float(line.split()[1]) for each in both for line in each.communicate(timeout=60)[0].splitlines())
+    assert len(ends) == 40
+    assert all(after - before > 0.009 for before, after in pairwise(ends))

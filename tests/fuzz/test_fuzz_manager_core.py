@@ -21,4 +21,4 @@ A_SESSION = 2000
 def test_manager_core_accepts_every_event(seed: int) -> None:
     for number, start in enumerate(range(0, EVENTS, A_SESSION)):
         chance = random.Random(seed + SEEDS * number)
-        fuzz_manager.live(chance, events=min(A_SESSION, EVENTS - start))
+        fuzz_manager.live(chance, count=min(A_SESSION, EVENTS - start))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.engine.network import why_not
+from benchmarks.engine.transfers import why_not
 from benchmarks.harness import run_side
 
 SIZE = 12_000_000

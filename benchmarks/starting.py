@@ -1,0 +1,78 @@
+"""Start what experiments measure: sides in new processes, the `stoker` command, and sessions of local pilots."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import psutil
+
+import stoker
+from benchmarks.harness import side_options
+from stoker.site import Pilot, Policy, Site
+
+STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
+ONE_PILOT = '[pilot]\ndevices = "cpu:{devices}"\ninit_blocks = 1\nmax_blocks = 1\n[policy]\nname = "{policy}"\n'
+"""A site file with one local pilot."""
+
+
+def print_side(side: Callable[..., object], about: str | None) -> None:
+    """Call a side with the options of the command line, and print its result as JSON (`harness.run_side` reads it).
+
+    A parameter with a default becomes an option (a tuple: an option with several values), a parameter of literals a
+    positional choice.
+    """
+    hints, options = get_type_hints(side), dict[str, Any]()
+    for name, each in inspect.signature(side).parameters.items():
+        default = get_args(hints[name]) if each.default is each.empty else each.default
+        options[name] = list(default) if isinstance(each.default, tuple) else default
+    print(json.dumps(side(**vars(side_options(about, **options)))))
+
+
+def keep_state_in(place: Path | str) -> None:
+    """Keep state and scratch files of the sessions of this process in a folder."""
+    os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
+
+
+@contextmanager
+def local_session(*, policy: Policy | None = None, **pilot: Any) -> Iterator[stoker.Session]:
+    """Load a session without Parsl's log in a new folder. `pilot`: settings of its pilots, by default one device."""
+    site = Site(pilot=Pilot(**{"devices": "cpu:1", **pilot}), policy=policy or Policy())
+    with (
+        tempfile.TemporaryDirectory(prefix="session-") as folder,
+        stoker.load(site, run_dir=folder, strategy="none", initialize_logging=False) as session,
+    ):
+        yield session
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the processor seconds of a process so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+class Every(threading.Thread):
+    """Calls `do` every few seconds, until the end of a `with` block."""
+
+    def __init__(self, seconds: float, do: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._seconds, self._do, self._over = seconds, do, threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(self._seconds):
+            self._do()
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
