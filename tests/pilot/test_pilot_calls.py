@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from fake_manager import FakeManager, function, recipe
+from fake_manager import FakeManager, recipe
 
-from stoker.protocol.calls import CallOptions, CallSpec, FailureKind
+from stoker.contexts import payloads
+from stoker.protocol.calls import CallOptions
 from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
@@ -18,7 +17,7 @@ from stoker.protocol.to_manager import (
     LibraryReady,
     LibraryResized,
 )
-from stoker.protocol.to_pilot import EvictCall, ResizeLibrary, RunCalls, TakeBack
+from stoker.protocol.to_pilot import EvictCall, ResizeLibrary
 
 
 def _load(start: int) -> dict[str, int]:
@@ -52,54 +51,6 @@ def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
     assert served.results(served.run(_add, [(n,) for n in range(100)], takes_context=True)) == list(range(40, 140))
 
 
-def test_variables_of_a_dict_context_are_available(served: FakeManager) -> None:
-    def ask() -> tuple[int, str]:
-        from stoker.contexts import ambient
-
-        return ambient.load_variable_from_serverless("start"), ambient.device()
-
-    served.ready(recipe(_load, 7))
-    assert served.results(served.run(ask, [()])) == [(7, "cpu")]
-
-
-def test_exception_keeps_its_type_and_the_library_lives(served: FakeManager) -> None:
-    def bad(how: str) -> None:
-        if how == "exit":
-            raise SystemExit(3)
-        if how == "interrupt":
-            raise KeyboardInterrupt
-        raise ValueError(f"{how} is not a label")
-
-    served.ready(recipe())
-    raised, ended, interrupted = served.results(served.run(bad, [("MAYBE",), ("exit",), ("interrupt",)]))
-    assert isinstance(raised, ValueError)
-    assert "MAYBE" in str(raised)
-    assert "bad" in str(raised.__cause__)
-    assert isinstance(ended, BaseException)
-    assert isinstance(interrupted, BaseException)
-    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
-
-
-def test_unpicklable_value_is_named(served: FakeManager) -> None:
-    def lock() -> Any:
-        import threading
-
-        return threading.Lock()
-
-    served.ready(recipe())
-    blob = function(lock)
-    (failure,) = served.results(served.run(blob, [()]))
-    assert failure.kind is FailureKind.SERIALIZATION
-    assert "result" in failure.message
-    served.send(RunCalls(1, blob.key, [CallSpec(77, b"\x80junk")]))
-    junk = msgspec.structs.replace(blob, key="junk", blob=b"\x80junk")
-    for what, calls in (("argument", [77]), ("function", served.run(junk, [()], ids=[78]))):
-        (failure,) = served.results(calls)
-        assert isinstance(failure, ValueError)
-        assert f"while the {what}" in failure.__notes__[0]
-    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
-
-
 def test_printed_output_is_found_by_call(served: FakeManager) -> None:
     def talk(word: str) -> None:
         print(word)
@@ -121,7 +72,7 @@ def test_printed_output_is_found_by_call(served: FakeManager) -> None:
     assert ends[quiet[0]].printed is None
 
 
-def test_each_call_has_an_empty_folder(served: FakeManager) -> None:
+def test_each_call_has_an_empty_folder_or_the_named_one(served: FakeManager, tmp_path: Path) -> None:
     def look(how: str) -> list[str]:
         here = sorted(os.listdir("."))
         Path("file").write_text("x")
@@ -135,44 +86,18 @@ def test_each_call_has_an_empty_folder(served: FakeManager) -> None:
             shutil.rmtree(os.getcwd())
         return here
 
-    def where() -> str:
-        return os.getcwd()
-
     served.ready(recipe())
     calls = served.run(look, [("stay",), ("leave",), ("destroy",), ("stay",), ("stay",)])
     assert served.results(calls) == [[]] * 5
-    first, second = served.results(served.run(where, [(), ()]))
+    named = CallOptions(folder=str(tmp_path / "work"))
+    calls = [
+        served.run(call, [arguments], options=named)[0] for call, arguments in ((look, ("stay",)), (os.getcwd, ()))
+    ]
+    assert served.results(calls) == [[], str(tmp_path / "work")]
+    assert (tmp_path / "work" / "file").read_text() == "x", "a named folder keeps its files"
+    first, second = served.results(served.run(os.getcwd, [(), ()]))
     assert first == second
     assert first.startswith(str(served.base / "scratch"))
-
-
-def test_a_named_folder_is_used_and_kept(served: FakeManager, tmp_path: Path) -> None:
-    def write() -> str:
-        Path("kept").write_text("here")
-        return os.getcwd()
-
-    served.ready(recipe())
-    options = CallOptions(folder=str(tmp_path / "work"))
-    assert served.results(served.run(write, [()], options=options)) == [str(tmp_path / "work")]
-    assert (tmp_path / "work" / "kept").read_text() == "here"
-    assert served.results(served.run(write, [()]))[0] != str(tmp_path / "work")
-
-
-def test_fifty_megabytes_are_transferred_in_both_directions(served: FakeManager) -> None:
-    import numpy
-
-    def double(data: Any, raw: bytes) -> tuple[Any, bytes]:
-        data *= 2
-        return data, raw[::-1]
-
-    served.ready(recipe())
-    data = numpy.arange(6_250_000, dtype=numpy.float64)
-    raw = bytes(range(256)) * 8000
-    ((back, turned),) = served.results(served.run(double, [(data, raw)]))
-    assert numpy.array_equal(back, data * 2)
-    assert turned == raw[::-1]
-    end = next(iter(served.ends().values()))
-    assert end.payload.size_bytes > 50_000_000
 
 
 def test_many_inline_payloads_fit_in_one_frame(served: FakeManager) -> None:
@@ -182,59 +107,6 @@ def test_many_inline_payloads_fit_in_one_frame(served: FakeManager) -> None:
     served.ready(recipe())
     results = served.results(served.run(size, [(bytes([n]) * 900_000,) for n in range(40)]))
     assert [result[:1] for result in results] == [bytes([n]) for n in range(40)]
-
-
-def test_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_path: Path) -> None:
-    def wait_for(file: str) -> str:
-        end = time.monotonic() + 60
-        while file and not os.path.exists(file) and time.monotonic() < end:
-            time.sleep(0.02)
-        return file
-
-    served.ready(recipe())
-    enough = str(tmp_path / "enough")
-    calls = served.run(wait_for, [("",), (enough,), ("",), ("",), ("",)])
-    assert served.results(calls[:1]) == [""]
-    served.send(TakeBack(library=1, count=2))
-    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # the library returns the newest call first
-    more = served.run(wait_for, [("",)])
-    assert list(served.ends()) == calls[:1], "the long call still runs"
-    Path(enough).touch()
-    assert served.results([calls[1], calls[2], *more]) == [enough, "", ""]
-
-
-def test_pilot_answers_for_a_stopped_library(served: FakeManager, tmp_path: Path) -> None:
-    def whoami() -> int:
-        return os.getpid()
-
-    def append(path: str) -> None:
-        with open(path, "a") as file:
-            file.write("x")
-
-    served.ready(recipe())
-    library = served.results(served.run(whoami, [()]))[0]
-    notes = served.base / "notes"
-    go, began = tmp_path / "go", tmp_path / "began"
-    first = served.run(_wait_for, [(str(go), str(began))])
-    behind = served.run(append, [(str(notes),), (str(notes),)])
-    served.until(began.exists, what="the first call to begin")
-    time.sleep(0.3)  # the library may have read the other calls by now
-    os.kill(library, signal.SIGSTOP)
-    try:
-        served.send(TakeBack(library=1, count=1))
-        back = served.wait_for(CallsReturned, wait_s=30.0)
-        assert sorted(back.calls) == behind
-        again = served.run(append, [(str(notes),)], ids=behind[:1])
-    finally:
-        go.touch()
-        os.kill(library, signal.SIGCONT)
-    assert served.results(first) == [str(go)]
-    assert served.results(again) == [None]
-    assert notes.read_text() == "x"
-    served.send(TakeBack(library=1, count=5))
-    served.until(lambda: [x for x in served.said if isinstance(x, CallsReturned) and x is not back])
-    assert served.returned() == list(back.calls), "the library's last answer was not received"
-    assert behind[1] not in served.ends()
 
 
 def test_process_forked_by_a_call_reports_no_progress_and_lives(served: FakeManager) -> None:
@@ -252,12 +124,6 @@ def test_process_forked_by_a_call_reports_no_progress_and_lives(served: FakeMana
     assert served.results(calls) == [0]
     reports = [each for message in served.said if isinstance(message, CallsProgress) for each in message.reports]
     assert {each.done for each in reports} <= {1.0}
-
-
-def test_idle_library_answers_a_request_to_return_calls(served: FakeManager) -> None:
-    served.ready(recipe())
-    served.send(TakeBack(library=1, count=5))
-    assert served.wait_for(CallsReturned).calls == ()
 
 
 def test_missing_function_is_requested(served: FakeManager) -> None:
@@ -292,8 +158,6 @@ def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
     evicted = served.wait_for(CallEvicted)
     assert evicted.progress.call == call
     assert evicted.progress.done > 0
-    from stoker.contexts import payloads
-
     assert payloads.loads(evicted.progress.state) == evicted.progress.done
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
@@ -312,8 +176,6 @@ def test_checkpoint_is_not_lost_to_later_reports(served: FakeManager) -> None:
 
     served.ready(recipe())
     served.results(served.run(work, [()]))
-    from stoker.contexts import payloads
-
     reports = [report for said in served.said if isinstance(said, CallsProgress) for report in said.reports]
     assert [payloads.loads(report.state) for report in reports if report.state] == ["kept"]
     assert max(report.done for report in reports) == 4

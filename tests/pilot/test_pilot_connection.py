@@ -7,7 +7,7 @@ import pytest
 from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
-from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, StopLibrary
+from stoker.protocol.to_pilot import PilotRefused, PilotWelcome
 
 
 def _pid() -> int:
@@ -17,11 +17,6 @@ def _pid() -> int:
 def _sleep(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
-
-
-def _wait_for(path: str) -> None:
-    while not os.path.exists(path):
-        time.sleep(0.01)
 
 
 def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) -> None:
@@ -43,72 +38,12 @@ def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) ->
     assert served.results(served.run(_pid, [()])) == [pid]
 
 
-def test_hello_describes_the_state_before_unacknowledged_frames(alone: FakeManager) -> None:
-    alone.acks = False
-    alone.ready(recipe())
-    calls = alone.run(_sleep, [(0.0,), (0.0,)])
-    assert alone.results(calls) == [0.0, 0.0]
-    alone.send(StopLibrary(library=1, reason="test"))
-    alone.gone()
-    said = list(alone.said)
-    before = len(alone.hellos)
-    alone.hang_up()
-    alone.said.clear()
-    alone.inbox.last = 0
-    alone.listen()
-    alone.until(lambda: len(alone.hellos) > before)
-    (facts,) = alone.hellos[-1].libraries
-    assert facts.library == 1
-    assert not facts.ready
-    assert facts.calls == tuple(calls)
-    alone.until(lambda: len(alone.said) >= len(said))
-    assert alone.said == said
-    alone.send(Ack(alone.inbox.last))
-    before = len(alone.hellos)
-    alone.hang_up()
-    alone.listen()
-    alone.until(lambda: len(alone.hellos) > before)
-    assert alone.hellos[-1].libraries == ()
-
-
 def test_unanswered_hello_is_repeated(manager: FakeManager) -> None:
     manager.welcomes = False
     manager.start_pilot()
     manager.hello()
     manager.until(lambda: len(manager.hellos) > 1, wait_s=60)
     manager.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
-
-
-def _note(path: str, text: str) -> None:
-    with open(path, "a") as file:
-        file.write(text)
-
-
-def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> None:
-    alone.ready(recipe())
-    notes = alone.base / "notes"
-    alone.results(alone.run(_note, [(str(notes), "first ")]))
-    alone.welcomes = False
-    asked = len(alone.hellos)
-    alone.send(HelloAgain(alone.inbox.last), HelloAgain(alone.inbox.last))
-    alone.until(lambda: len(alone.hellos) > asked)
-    # the manager sends this call before reading the hello, so the pilot ignores the call
-    (lost,) = alone.run(_note, [(str(notes), "second ")])
-    alone.start(recipe(), library=2, devices=("cpu:1",))
-    alone.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
-    alone.send(HelloAgain(alone.inbox.last))
-    alone.until(lambda: len(alone.hellos) > asked + 1)
-    assert len(alone.hellos) == asked + 2, "one hello answers all requests"
-    hello, last = alone.hellos[-2:]
-    assert last.number == hello.number + 1
-    assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
-
-    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
-    alone.run(_note, [(str(notes), "third ")])  # the manager sends this call before reading the last hello
-    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
-    assert alone.results(alone.run(_note, [(str(notes), "fourth")])) == [None]
-    assert notes.read_text() == "first fourth"
-    assert not alone.returned()
 
 
 def test_refused_pilot_exits_and_its_job_output_has_the_reason(

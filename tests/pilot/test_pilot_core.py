@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.pilot.core import commands, lifecycle
+from stoker.pilot.core import commands
 from stoker.pilot.core import running as running_calls
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
 from stoker.pilot.core.objects import CachedObject, Shortage, encode_as_file_name, make_room
-from stoker.pilot.core.state import REFUSES, Ledger, PilotFacts, PilotLibrary, Stage, Timers
-from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.core.state import Ledger, PilotFacts, PilotLibrary, Timers
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import StartLibrary
 
@@ -115,125 +114,8 @@ def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
     assert first not in ("", ".", "..")
 
 
-class TurnsMachine(RuleBasedStateMachine):
-    """Check that no call in the queue of a library is lost, repeated or overtaken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.turns: FirstCome[str] = FirstCome()
-        self.waiting: list[int] = []
-        self.next = 0
-
-    @rule()
-    def add(self) -> None:
-        self.turns.add(self.next, f"work {self.next}")
-        self.waiting.append(self.next)
-        self.next += 1
-
-    @rule()
-    def take(self) -> None:
-        taken = self.turns.take()
-        expected = self.waiting.pop(0) if self.waiting else None
-        assert taken == (None if expected is None else (expected, f"work {expected}"))
-
-    @rule(count=st.integers(0, 4))
-    def give_back(self, count: int) -> None:
-        back = self.turns.give_back(count)
-        assert back == self.waiting[::-1][:count]
-        self.waiting = self.waiting[: len(self.waiting) - len(back)]
-
-    @rule(calls=st.lists(st.integers(0, 20), unique=True))
-    def drop(self, calls: list[int]) -> None:
-        back = self.turns.drop(calls)
-        assert set(back) == set(calls) & set(self.waiting)
-        self.waiting = [call for call in self.waiting if call not in back]
-
-    @invariant()
-    def counts(self) -> None:
-        assert len(self.turns) == len(self.waiting)
-
-
-TestTurns = TurnsMachine.TestCase
-
-
 def a_library(recipe: Recipe = BARE) -> PilotLibrary:
     return PilotLibrary(StartLibrary(1, recipe, ("cpu:0",)), 0.0)
-
-
-AFTER = {
-    Stage.FETCHING: (Stage.WAITING, Stage.STARTING),
-    Stage.WAITING: (Stage.STARTING,),
-    Stage.STARTING: (Stage.LOADING,),
-    Stage.LOADING: (Stage.READY,),
-    Stage.READY: (Stage.DRAINING, Stage.SLEEPING),
-    Stage.SLEEPING: (Stage.ASLEEP,),
-    Stage.ASLEEP: (Stage.WAKING,),
-    Stage.WAKING: (Stage.READY,),
-}
-
-
-class LibraryMachine(RuleBasedStateMachine):
-    """Every call leaves its library exactly once, whatever messages arrive or repeat."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.library = a_library(Recipe(key="k", name="n", calls_per_library=3))
-        self.left: list[int] = []
-        self.came: list[int] = []
-
-    @rule(stage=st.sampled_from(list(Stage)))
-    def move(self, stage: Stage) -> None:
-        if stage is Stage.GONE:
-            return  # the rule `gone` ends the library
-        if stage in AFTER.get(self.library.stage, ()):
-            lifecycle.move_to(self.library, stage)
-        else:
-            with pytest.raises(ValueError, match=r"cannot go"):
-                lifecycle.move_to(self.library, stage)
-
-    @rule(count=st.integers(1, 3))
-    def hold(self, count: int) -> None:
-        calls = list(range(len(self.came), len(self.came) + count))
-        if self.library.stage in (*REFUSES, Stage.GONE):
-            with pytest.raises(ValueError, match=r"accepts no calls"):
-                running_calls.hold_calls(self.library, calls)
-        else:
-            running_calls.hold_calls(self.library, calls)
-            self.came += calls
-
-    @rule(calls=st.lists(st.integers(0, 12)), ended=st.booleans())
-    def leave(self, calls: list[int], ended: bool) -> None:
-        served = self.library.served
-        drop = running_calls.drop_ended if ended else running_calls.drop_returned
-        here = drop(self.library, calls)
-        self.left += here
-        assert self.library.served == served + (len(here) if ended else 0)
-        assert self.library.retires == (self.library.served >= 3)
-
-    @rule(running=st.lists(st.integers(0, 12), max_size=2))
-    def gone(self, running: list[int]) -> None:
-        held = list(self.library.held)
-        if self.library.stage is not Stage.GONE:
-            lifecycle.move_to(self.library, Stage.GONE)
-        departure = running_calls.drop_all(self.library, running)
-        assert sorted((*departure.running, *departure.unstarted)) == sorted(held)
-        assert list(departure.unstarted) == [call for call in held if call not in running]
-        self.left += [*departure.running, *departure.unstarted]
-
-    @invariant()
-    def once(self) -> None:
-        assert len(set(self.left)) == len(self.left)
-        assert sorted((*self.left, *self.library.held)) == self.came
-
-
-TestLibrary = LibraryMachine.TestCase
-
-
-def test_library_without_a_bound_never_retires() -> None:
-    library = a_library()
-    running_calls.hold_calls(library, [1])
-    running_calls.drop_ended(library, [1])
-    assert not library.retires
 
 
 def test_call_named_twice_by_its_marker_leaves_a_library_once() -> None:

@@ -8,7 +8,6 @@ from core.pilot_shell import CoreShell
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import TimerFired
 from stoker.pilot.core.lifecycle import ANSWER_S, LEAST_GRACE_S, MOST_GRACE_S, grace_s
-from stoker.pilot.core.state import Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
@@ -32,19 +31,6 @@ def evicted(pilot: CoreShell, call: int) -> CoreShell:
 
 def over(pilot: CoreShell) -> float:
     return grace_s(pilot.library()) + 0.1
-
-
-def test_call_that_stops_leaves_its_library_unchanged(pilot: CoreShell) -> None:
-    pilot.ready().run(1, 2).forget()
-    cancel(pilot, 1)
-    assert pilot.take(to_library.Evict).call == 1
-    evicted(pilot, 1)
-    assert pilot.take(told.CallEvicted).progress.call == 1
-    pilot.wait(over(pilot)).observe(c2=20.0)
-    assert pilot.library().stage is Stage.READY
-    assert not pilot.all(commands.KillProcess)
-    pilot.run(3).end(2, 3)
-    assert not pilot.all(told.CallsReturned)
 
 
 def test_library_that_runs_only_an_unresponsive_call_is_killed(pilot: CoreShell) -> None:

@@ -147,14 +147,6 @@ def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeMan
     assert left.failure.kind is FailureKind.PILOT
 
 
-def test_object_larger_than_the_cache_is_reported(manager: FakeManager) -> None:
-    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
-    thing = some_object(manager.base, "weights", size=2_000_000)
-    manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
-    said = blamed(manager)
-    assert "is larger than the whole cache (1.0 MB); raise [pilot] cache_size" in said
-
-
 def test_log_that_cannot_be_opened_is_reported(alone: FakeManager) -> None:
     [folder] = alone.folder.path.glob("pilots/*")
     (folder / "lib-1.log").mkdir()

@@ -264,60 +264,6 @@ def test_resize_before_every_slot_is_ready_is_answered(two_slots: Served) -> Non
     two_slots.end()
 
 
-def test_resize_is_answered_while_a_slot_runs_a_call(two_slots: Served) -> None:
-    two_slots.may_make.set()
-    two_slots.start().say(order(LONG))
-    until(lambda: any(each.call == LONG for each in two_slots.runners))
-    two_slots.say(Resize(5))
-    assert two_slots.hear(Resized) == [Resized(5)]
-    two_slots.end()
-
-
-def test_library_sends_results_of_other_threads_before_it_exits() -> None:
-    served = Served()
-    outbox, sock = served.server.outbox, _SlowSocket()
-    outbox._sock = sock  # type: ignore[assignment]
-    outbox.add(CallEnd(LONG, ok=True, payload=b""), ended_at=1.0)  # type: ignore[arg-type]
-    sender = threading.Thread(target=outbox.send_waiting)
-    sender.start()
-    assert sock.begun.wait(LIMIT_S)
-    threading.Timer(0.1, sock.goes_on.set).start()
-    with pytest.raises(LeftError):
-        served.server.leave(LibraryFault(infrastructure.NODE_FAILED, "it is unfit"))
-    assert sock.sent == 1
-    sender.join(LIMIT_S)
-    served.sock.close()
-
-
-class _SlowSocket:
-    def __init__(self) -> None:
-        self.begun, self.goes_on = threading.Event(), threading.Event()
-        self.sent = 0
-
-    def sendall(self, data: bytes) -> None:
-        del data
-        self.begun.set()
-        assert self.goes_on.wait(LIMIT_S)
-        self.sent += 1
-
-
-def test_unfit_library_stays_until_other_slots_reported_their_ends() -> None:
-    served = Served(slots=2)
-    one, two = served.runners
-    served.server._runners = [one, two]  # type: ignore[list-item]
-    served.guard.unchecked = 1
-    served.guard.check = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
-    two.take(LONG)
-    served.server._exit_if_process_unfit(one)  # type: ignore[arg-type]
-    assert not served.exits
-    two.taken = NO_CALL
-    one.take(NEXT)
-    with pytest.raises(LeftError):
-        served.server._exit_if_process_unfit(one)  # type: ignore[arg-type]
-    assert served.exits == [infrastructure.NODE_FAILED]
-    served.sock.close()
-
-
 def test_failed_slot_ends_its_library(two_slots: Served) -> None:
     def broken(slot: int) -> Any:
         raise OSError(28, f"no room for slot {slot}")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_manager import TRANSFER_KEY, FakeManager, carried_session, function, recipe
+from fake_manager import TRANSFER_KEY, FakeManager, carried_session, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
@@ -18,9 +18,9 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.agent import objects
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.fetch import get
-from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind
+from stoker.protocol.calls import CallEnd, FailureKind
 from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
-from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
+from stoker.protocol.to_pilot import Exit, FetchObject, ServingPeer
 
 
 class Other:
@@ -166,21 +166,6 @@ def test_objects_removed_from_the_cache_are_reported(manager: FakeManager, tmp_p
     manager.wait_for(ObjectsGone, names=(refs[0].name,))
 
 
-def test_pilots_of_one_host_share_fetched_objects(keyed: FakeManager, tmp_path: Path, big: ObjectRef) -> None:
-    keyed.start_pilot()
-    twin = FakeManager(tmp_path / "twin")
-    try:
-        twin.start_pilot("--scratch", str(tmp_path / "scratch"), "--devices", "cpu:1")
-        twin.hello()
-        have(keyed, big)
-        twin.until(lambda: [one for one in twin.said if isinstance(one, ObjectsHere)])
-        assert twin.wait_for(ObjectsHere).arrivals[0].name == big.name
-        twin.ready(wanting(gone_from_here(big)))
-        assert not twin.wanted
-    finally:
-        twin.close()
-
-
 def test_leaving_pilot_completes_its_transfers(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
     have(other.manager, big)
     channel = wire.connect(other.peer.address, key=TRANSFER_KEY)
@@ -212,12 +197,6 @@ def test_leaving_pilot_stays_until_its_only_copies_are_replicated(
     other.manager.wait_for(PilotLeaving)
     taker.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))  # the manager repeats the order
     taker.until(lambda: len([one for one in taker.said if isinstance(one, ObjectsHere)]) > 1)
-
-
-def test_staying_pilot_leaves_after_its_time_limit(other: Other, big: ObjectRef) -> None:
-    have(other.manager, big)
-    other.manager.send(Exit(reason="drained", drain=True, hand_on_s=0.5))
-    other.manager.wait_for(PilotLeaving)
 
 
 @pytest.fixture(scope="module")
@@ -264,16 +243,6 @@ def test_large_arguments_and_results_are_transferred(carried: FakeManager) -> No
     assert isinstance(end.payload, ObjectRef)
     assert Path(end.payload.source).parent == carried.folder.objects
     assert not list((carried.base / "sandbox" / "session" / "objects").iterdir())
-
-
-def test_missing_arguments_fail_only_their_call(carried: FakeManager) -> None:
-    carried.ready(recipe())
-    (here,) = carried.run(_same, [(b"small",)])
-    lost = CallSpec(call=99, payload=ObjectRef("file-" + "0" * 64, 2_000_000, "/not/seen/here"))  # type: ignore[arg-type]
-    carried.send(RunCalls(library=1, function=function(_same).key, calls=[lost], options=CallOptions()))  # type: ignore[arg-type]
-    first, second = carried.results([99, here], wait_s=60)
-    assert "seed" in first.message
-    assert second == b"small"
 
 
 def made_of(tmp_path: Path, *sizes: int) -> list[ObjectRef]:

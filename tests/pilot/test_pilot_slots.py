@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 from core.pilot_shell import GIB, CoreShell
@@ -14,7 +13,6 @@ from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import FailureKind
-from stoker.protocol.to_manager import LibraryGone
 
 
 class Roomy:
@@ -49,11 +47,6 @@ def _load(context: Any) -> Any:
     return context
 
 
-def _where(context: Any, number: int) -> tuple[int, str]:
-    time.sleep(0.2)
-    return number, threading.current_thread().name
-
-
 def _load_with_meeting(context: Any) -> Any:
     context.meeting = threading.Barrier(8)
     return context
@@ -71,32 +64,33 @@ def test_context_that_reports_slots_runs_calls_concurrently(served: FakeManager)
     assert len({thread for _, thread in found}) == 8
 
 
-def test_context_is_asked_for_slots_once_with_its_declaration(served: FakeManager) -> None:
+def test_context_is_asked_for_slots_once_unless_its_recipe_declares_them(served: FakeManager) -> None:
     needs = Needs(memory_bytes=500_000_000)
-    assert served.ready(recipe(_load, Roomy(1), slots=0, needs=needs), device_memory_bytes=500_000_000).slots == 5
-    (asked,) = served.results(served.run(lambda context: context.asked, [()], takes_context=True))
-    assert asked == [500_000_000]
+    cases = ((0, 5, [500_000_000]), (1, 0, []))
+    for library, (declared, slots, expected) in enumerate(cases, start=1):
+        made = recipe(_load, Roomy(1), slots=declared, needs=needs)
+        assert served.ready(made, library=library, device_memory_bytes=500_000_000).slots == slots
+        asked = served.run(lambda context: context.asked, [()], library=library, takes_context=True)
+        assert served.results(asked) == [expected]
 
 
 def test_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: FakeManager) -> None:
     for library, context in enumerate((Roomy(1), {"slots": 9}, None), start=1):
         assert served.ready(recipe(_load, context, slots=0), library=library).slots == 1
-        (found,) = served.results(served.run(_where, [(1,)], library=library, takes_context=True))
-        assert found == (1, "MainThread")
+        (name,) = served.results(served.run(lambda: threading.current_thread().name, [()], library=library))
+        assert name == "MainThread"
 
 
-def test_slots_declared_in_the_recipe_are_not_queried(served: FakeManager) -> None:
-    assert served.ready(recipe(_load, Roomy(8), slots=1)).slots == 0
-    (asked,) = served.results(served.run(lambda context: context.asked, [()], takes_context=True))
-    assert asked == []
-
-
-def test_invalid_number_of_slots_is_a_failed_load(served: FakeManager) -> None:
-    served.start(recipe(_load, Wrong(), slots=0))
-    failure = served.wait_for(LibraryGone).failure
-    assert failure.kind is FailureKind.CONTEXT
-    assert "slots(0) of the context test-" in failure.message
-    assert "returned 'many': it must be a whole number of calls" in failure.message
+def test_invalid_answers_of_a_context_are_failed_loads(served: FakeManager) -> None:
+    cases = (
+        (Wrong(), ("slots(0) of the context test-", "returned 'many': it must be a whole number of calls")),
+        (Cached(TokenCache(GIB, 1000)), ("token_cache() of the context test-", "tokens the size of its cache")),
+    )
+    for library, (context, words) in enumerate(cases, start=1):
+        served.start(recipe(_load, context, slots=0), library=library)
+        failure = served.gone(library).failure
+        assert failure.kind is FailureKind.CONTEXT
+        assert all(each in failure.message for each in words)
 
 
 def test_context_reports_its_memory_per_cached_token(served: FakeManager) -> None:
@@ -105,13 +99,6 @@ def test_context_reports_its_memory_per_cached_token(served: FakeManager) -> Non
     cases = ((Growing(cache), cache), (Cached(cache), fixed), (Cached({"of": "its own"}), None), ({}, None))
     for library, (context, expected) in enumerate(cases, start=1):
         assert served.ready(recipe(_load, context), library=library).cache == expected
-
-
-def test_fixed_cache_without_tokens_is_a_failed_load(served: FakeManager) -> None:
-    served.start(recipe(_load, Cached(TokenCache(GIB, 1000))))
-    message = served.wait_for(LibraryGone).failure.message
-    assert "token_cache() of the context test-" in message
-    assert "tokens the size of its cache" in message
 
 
 def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:

@@ -79,13 +79,17 @@ def test_missing_spare_core_is_reported_and_the_gpus_are_offered(find: Find) -> 
     )
 
 
-def test_pilot_without_its_expected_gpu_does_not_start_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wanted", ["gpu", "gpu+cpu:1"])
+def test_pilot_without_its_expected_gpu_does_not_start_on_cores(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match=r"--devices gpu\+cpu:1: no GPU was granted"):
-        find_devices("gpu+cpu:1")
+    with pytest.raises(ConfigError, match="no GPU was granted"):
+        find_devices(wanted)
+    assert find_devices("auto").offered[0].facts.kind == "cpu"
 
 
-@pytest.mark.parametrize("odd", ["gpu+cpu:0", "gpu+cpu:x", "gpu+gpu", "auto+cpu", "cpu+gpu"])
+@pytest.mark.parametrize(
+    "odd", ["cpu:0", "cpu:x", "gpu:1", "tpu", "auto:2", "", "gpu+cpu:0", "gpu+cpu:x", "gpu+gpu", "auto+cpu", "cpu+gpu"]
+)
 def test_invalid_requests_are_refused(odd: str) -> None:
     with pytest.raises(ConfigError, match=r"gpu\+cpu:N"):
         find_devices(odd)

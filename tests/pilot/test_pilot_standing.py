@@ -15,7 +15,7 @@ import pytest
 from fake_manager import FakeManager, gone, recipe
 from polling import PATIENCE_S, polls
 
-from stoker.pilot.agent.scratch import Parent
+from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.library.process import ScratchGuard
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.session import PYTHON
@@ -36,12 +36,6 @@ def clear(folder: Path) -> None:
     raise AssertionError(f"{folder} does not go")
 
 
-def write_here(number: int) -> int:
-    with open(f"made-{number}", "w") as file:
-        file.write("x")
-    return number
-
-
 def write_when_cleared(folder: str) -> None:
     while os.path.exists(folder):
         time.sleep(0.005)
@@ -54,12 +48,6 @@ def sleep_while(path: str) -> str:
     while not os.path.exists(path):
         time.sleep(0.01)
     return "done"
-
-
-def raise_when_cleared(folder: str) -> None:
-    while os.path.exists(folder):
-        time.sleep(0.005)
-    raise ImportError("a part of the environment that lay there")
 
 
 def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeManager) -> None:
@@ -78,16 +66,6 @@ def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeMana
     assert alone.pilots[0].wait(PATIENCE_S) == 0
 
 
-def test_loader_that_fails_in_a_cleared_folder_blames_no_context(alone: FakeManager) -> None:
-    alone.hello()
-    folder = scratch_of(alone)
-    alone.start(recipe(raise_when_cleared, str(folder)))
-    alone.until(lambda: (folder / "lib-1").exists(), what="the library's folder")
-    clear(folder)
-    assert alone.gone().failure is None
-    assert alone.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
-
-
 _LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
 """Code that stops the checks of a pilot, so that the order arrives before the pilot misses the folder."""
 
@@ -100,15 +78,6 @@ def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: Fake
     left = manager.wait_for(LibraryGone)
     assert (left.failure, left.loading) == (None, True)
     assert manager.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
-
-
-def test_folder_recreated_by_another_process_is_not_its_own(alone: FakeManager) -> None:
-    alone.hello()
-    folder = scratch_of(alone)
-    clear(folder)
-    folder.mkdir()
-    assert "was removed while it ran" in alone.wait_for(PilotLeaving).reason
-    assert alone.pilots[0].wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("source", ["lab", ""])
@@ -149,16 +118,18 @@ def test_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> 
     assert parent.fault() == ""
 
 
-def test_folder_removed_before_the_first_call_is_noticed(tmp_path: Path) -> None:
-    folder = tmp_path / "pilot"
-    assert ScratchGuard(str(folder)).is_gone
-    folder.mkdir()
-    ground = ScratchGuard(str(folder))
-    assert not ground.is_gone
-    folder.rmdir()
-    assert ground.is_gone
-    folder.mkdir()
-    assert ground.is_gone
+def test_removed_and_recreated_folder_is_noticed(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, pilot="p1")
+    assert (scratch.fault(), ScratchGuard(str(scratch.path)).is_gone) == ("", False)
+    guard = ScratchGuard(str(scratch.path))
+    shutil.rmtree(scratch.path)
+    assert "is gone" in scratch.fault()
+    assert guard.is_gone
+    scratch.path.mkdir()
+    assert "was removed while it ran" in scratch.fault()
+    assert guard.is_gone
+    assert ScratchGuard(str(tmp_path / "removed before the first call")).is_gone
+    scratch.remove()
 
 
 def test_pilot_of_another_python_than_its_session_accepts_no_calls(manager: FakeManager) -> None:

@@ -33,7 +33,7 @@ from stoker.pilot.library.library_turns import (
     TurnState,
     unpack_board_rows,
 )
-from stoker.pilot.library.packed_work import MOST_ANSWERS, MOST_PROMPTS, WORK_BYTES, packed, unpacked
+from stoker.pilot.library.packed_work import WORK_BYTES, packed, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 WORKER = Path(__file__).with_name("turn_worker.py")
@@ -171,38 +171,6 @@ def test_dead_holder_is_skipped_within_a_tenth_of_a_second(workers: Workers, how
     assert min(took) < 0.1  # use the minimum, because a busy machine may delay single attempts
 
 
-def test_library_that_keeps_its_turn_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, other = (LibraryTurns(tmp_path / "turns", LibraryId(number), GPU) for number in (1, 2))
-    for each in (other, turns):
-        each.begin()
-        each.end()
-    turns.begin(step_s=0.01)
-    monkeypatch.setattr(BoardLock, "__enter__", _no_lock)
-    for _ in range(3):
-        turns.begin(step_s=0.01)
-    assert turns.shared
-    monkeypatch.undo()
-    turns.end()
-    other.begin()  # the turn passes to the other library at once
-    for each in (other, turns):
-        each.close()
-
-
-def test_two_holders_of_one_device_are_reduced_to_one(tmp_path: Path) -> None:
-    turns, other = (LibraryTurns(tmp_path / "turns", LibraryId(number), GPU) for number in (1, 2))
-    other.begin()
-    other.end()
-    turns.begin()
-    board = TurnBoard(tmp_path / "turns")
-    [row] = [row for row in board.rows() if row.library == 2]
-    row.state, row.held_at, row.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
-    board.write(row)
-    began = time.monotonic()
-    turns.begin()  # it waits until the other library is overdue
-    assert time.monotonic() - began > 0.01
-    assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
-
-
 def test_holder_that_far_exceeds_its_forecast_loses_its_turn(workers: Workers) -> None:
     LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # library 1 never ends its turn
     workers.start(2, iterations=3)
@@ -267,15 +235,6 @@ def test_wrong_bytes_on_the_board_disturb_only_the_turns(tmp_path: Path, monkeyp
         other.end()
     turns.close()
     other.close()
-
-
-def test_library_that_joins_during_a_snapshot_is_seen_afterwards(tmp_path: Path) -> None:
-    board, other = TurnBoard(tmp_path / "turns"), TurnBoard(tmp_path / "turns")
-    assert board.join(LibraryId(1), GPU) is not None
-    read = board.snapshot()
-    assert other.join(LibraryId(2), GPU) is not None
-    assert [row.library for row in board.rows(read)] == [1]
-    assert [row.library for row in board.rows()] == [1, 2]
 
 
 def test_disk_space_of_the_whole_board_is_allocated(tmp_path: Path) -> None:
@@ -443,14 +402,6 @@ def test_packed_work_is_read_back() -> None:
     data = packed(LibraryId(4), work)
     assert len(data) <= WORK_BYTES
     assert unpacked(data.ljust(WORK_BYTES, b"?")) == (4, work)
-
-
-def test_many_prompts_are_limited_to_the_row() -> None:
-    prompts = [(1, float(number), 0.0, 9) for number in range(100)]
-    data = packed(LibraryId(4), EngineWork(prompts=prompts, answers=[(1.0, 0.1, 1)] * MOST_ANSWERS))
-    assert len(data) == WORK_BYTES
-    found = unpacked(data)
-    assert found[1].prompts == [*prompts[: MOST_PROMPTS - 1], (100 - MOST_PROMPTS + 1, 99.0, 0.0, 0)]
 
 
 def test_partial_and_wrong_bytes_are_read_as_no_work() -> None:

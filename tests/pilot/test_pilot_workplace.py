@@ -105,19 +105,22 @@ def test_files_and_folders_have_the_modes_of_the_program(served: FakeManager, tm
     assert not any(seen)
 
 
-def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: Path, slots: int) -> None:
     def leave() -> tuple[list[str], bool]:
-        found = os.listdir(tempfile.gettempdir())
-        tempfile.mkdtemp()
-        os.close(tempfile.mkstemp()[0])
+        found = os.listdir(scratch())
         (scratch() / "mine").write_text("x")
-        same = tempfile.gettempdir() == os.environ["TMPDIR"]
-        same = same and os.path.realpath(tempfile.gettempdir()).startswith(str(base))
-        return found, same
+        is_own = str(scratch()).startswith(str(base))
+        if slots == 1:
+            tempfile.mkdtemp()
+            os.close(tempfile.mkstemp()[0])
+            is_own &= tempfile.gettempdir() == os.environ["TMPDIR"]
+            is_own &= os.path.realpath(tempfile.gettempdir()).startswith(str(base))
+        return found, is_own
 
     base = served.base / "scratch"
-    served.ready(recipe())
-    assert served.results(served.run(leave, [()] * 3, options=at(tmp_path / "run"))) == [([], True)] * 3
+    served.ready(recipe(slots=slots))
+    assert served.results(served.run(leave, [()] * 6, options=at(tmp_path / "run"))) == [([], True)] * 6
     assert os.listdir(tmp_path / "run") == []
 
 
@@ -161,17 +164,6 @@ def test_unreadable_exception_ends_no_library(served: FakeManager, tmp_path: Pat
     [error] = served.results(served.run(fails, [()], options=unseen(tmp_path / "run")))
     assert type(error).__name__ == "Odd"
     assert served.results(served.run(os.getpid, [()])) != [None]
-
-
-def test_slots_of_a_library_clear_their_own_folders(served: FakeManager, tmp_path: Path) -> None:
-    def leave() -> tuple[bool, list[str]]:
-        found = os.listdir(scratch())
-        (scratch() / "mine").write_text("x")
-        return str(scratch()).startswith(str(base)), found
-
-    base = served.base / "scratch"
-    served.ready(recipe(slots=2))
-    assert served.results(served.run(leave, [()] * 6, options=at(tmp_path / "run"))) == [(True, [])] * 6
 
 
 def test_lost_files_are_named_if_the_folder_is_not_shared(served: FakeManager, tmp_path: Path) -> None:
@@ -240,18 +232,15 @@ def test_removed_shared_folder_is_no_longer_visible(served: FakeManager, tmp_pat
     assert where.startswith(str(served.base / "scratch"))
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_result_arrives_although_the_scratch_folder_is_gone(alone: FakeManager, tmp_path: Path, slots: int) -> None:
-    def outlives(folder: str, touches: bool) -> str:
-        if touches:
-            (scratch() / "left").write_text("x")
+def test_result_arrives_although_the_scratch_folder_is_gone(alone: FakeManager, tmp_path: Path) -> None:
+    def outlives(folder: str) -> str:
+        (scratch() / "left").write_text("x")
         shutil.rmtree(folder)
         return "hours of work"
 
-    alone.ready(recipe(slots=slots))
-    options = at(tmp_path / "run")
-    (call,) = alone.run(outlives, [(str(alone.base / "scratch"), True)], options=options)
-    assert alone.results([call]) == ["hours of work"]
+    alone.ready(recipe())
+    calls = alone.run(outlives, [(str(alone.base / "scratch"),)], options=at(tmp_path / "run"))
+    assert alone.results(calls) == ["hours of work"]
     alone.gone()
 
 

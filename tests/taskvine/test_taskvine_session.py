@@ -10,7 +10,7 @@ from faults.world import until
 from parsl import python_app
 
 import stoker
-from stoker.errors import CallTimeoutError, ConfigError, ContextError, PoisonCallError
+from stoker.errors import PoisonCallError
 from stoker.manager.cli.status import render
 
 LIMIT_S = 120.0
@@ -48,20 +48,6 @@ def test_first_program_runs_unchanged(measure):
     assert 1 <= measure.loads() <= 4  # TaskVine may load more often than once per slot
 
 
-def test_exception_keeps_its_type_and_the_context_stays_hot(measure):
-    measure(["call"]).result(LIMIT_S)
-    before = measure.loads()
-    with pytest.raises(KeyError, match="stoker") as caught:
-        measure(["stoker"]).result(LIMIT_S)
-    assert "return [table[word] for word in words]" in str(caught.value.__cause__)
-    assert measure(["pilot"]).result(LIMIT_S) == [5]
-    assert measure.loads() == before
-
-
-def test_many_short_calls_arrive_in_order(pool):
-    assert list(stoker.map(str, range(3000))) == [str(n) for n in range(3000)]
-
-
 def test_plain_functions_run_in_the_folder_of_the_program(pool, tmp_path, monkeypatch):
     @python_app(executors=[pool.session.executor.label])
     def where():
@@ -96,34 +82,6 @@ def test_files_of_a_context_are_transferred_by_taskvine(pool, tmp_path):
     path, found = read().result(LIMIT_S)
     assert found == {"a.txt": "one", "b.txt": "two"}
     assert not path.startswith(str(weights))
-
-
-def test_failed_loader_reports_the_reason(pool):
-    @stoker.context
-    def broken():
-        raise FileNotFoundError("/no/such/file")
-
-    @stoker.app(context=broken())
-    def use(model):
-        return model
-
-    with pytest.raises(ContextError, match="FileNotFoundError: /no/such/file") as caught:
-        use().result(LIMIT_S)
-    assert "in broken" in str(caught.value)
-
-
-def test_call_over_its_time_limit_ends_and_its_context_stays_hot(pool, log):
-    @stoker.app(context=table(["slow"], str(log)), timeout="1 s")
-    def doze(table, seconds):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(0.05)
-        return os.getpid()
-
-    before = doze(0).result(LIMIT_S)
-    with pytest.raises(CallTimeoutError, match="its limit, 1 s"):
-        doze(600).result(LIMIT_S)
-    assert doze(0).result(LIMIT_S) == before
 
 
 def test_cancelled_running_call_frees_its_slot(pool, log):
@@ -167,22 +125,6 @@ def test_contexts_that_need_the_same_slots_run_in_turn(pool, log):
         apps.append(which)
     futures = [(name, app(n)) for n in range(3) for name, app in zip(("one", "two", "three"), apps, strict=True)]
     assert [future.result(LIMIT_S) for _, future in futures] == [[name] for name, _ in futures]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"), [({"deadline": "1 h"}, "deadline: TaskVine runs calls"), ({"stream": True}, "stream: a call")]
-)
-def test_unsupported_options_are_refused_before_sending(pool, log, options, said):
-    @stoker.app(context=table(["refused"], str(log)), **options)
-    def use(table):
-        return table
-
-    done = pool.session.status().done
-    with pytest.raises(ConfigError, match=said):
-        use().result(LIMIT_S)
-    with pytest.raises(ConfigError, match=said):
-        stoker.map(use, [1])
-    assert pool.session.status().done == done
 
 
 def test_status_stories_and_logs_equal_those_of_stoker_pilots(pool, measure):
