@@ -3,10 +3,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
+from live.peers import until
 
 from stoker.contexts.ambient import CallStop
 from stoker.pilot.core import infrastructure
@@ -173,13 +174,6 @@ def order(*calls: int) -> Run:
     return Run("f", [CallSpec(call, b"") for call in calls], CallOptions(), blob)  # type: ignore[arg-type]
 
 
-def until(is_so: Callable[[], object]) -> None:
-    ends_at = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < ends_at
-        time.sleep(0.001)
-
-
 def test_call_returned_by_the_attendant_does_not_start(served: Served) -> None:
     """The attendant returns the call late, while the slot packs the result of the previous call."""
     decode, (runner,) = served.server._decode, served.runners
@@ -262,17 +256,6 @@ def test_resize_before_every_slot_is_ready_is_answered(two_slots: Served) -> Non
     two_slots.may_make.set()
     assert two_slots.hear(Resized) == [Resized(5)]
     two_slots.end()
-
-
-def test_failed_slot_ends_its_library(two_slots: Served) -> None:
-    def broken(slot: int) -> Any:
-        raise OSError(28, f"no room for slot {slot}")
-
-    threading.Thread(
-        target=two_slots.server.serve_threads, args=(broken, 2), kwargs={"idle": lambda slot: None}, daemon=True
-    ).start()
-    until(lambda: len(two_slots.exits) == 2)
-    assert two_slots.exits == [1, 1]
 
 
 def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) -> None:
