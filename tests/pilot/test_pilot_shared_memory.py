@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from fake_manager import FakeManager, gone, recipe
-from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness
 from stoker.pilot.zygote import processes
@@ -101,40 +100,26 @@ def test_segment_is_removed_with_a_stopped_library(served: FakeManager, awarenes
     served.until(lambda: is_gone(name))
 
 
-def test_segments_and_semaphores_end_with_a_killed_library(served: FakeManager) -> None:
+def test_segments_and_semaphores_end_with_a_killed_library(
+    served: FakeManager, segment: shared_memory.SharedMemory
+) -> None:
     served.ready(recipe())
-    (names,) = served.results(served.run(create_in_children, [()]))
+    names, size = served.results([*served.run(create_in_children, [()]), *served.run(attach, [(segment.name,)])])
     assert len(names) == 4
+    assert size >= 100
     assert not is_gone(names[-1])
     served.run(die, [()])
     served.gone()
     served.until(lambda: is_gone(*names))
+    assert not is_gone(segment.name), "a call only attached to it"
 
 
-def test_segment_is_removed_when_its_zygote_is_killed(served: FakeManager) -> None:
-    served.ready(recipe())
-    (name,) = served.results(served.run(create, [()]))
-    (zygote,) = served.results(served.run(os.getppid, [()]))
-    os.kill(zygote, signal.SIGKILL)
-    served.until(lambda: is_gone(name))
-
-
-def test_segment_is_removed_with_its_pilot(alone: FakeManager) -> None:
+@pytest.mark.parametrize("killed", ["zygote", "pilot"])
+def test_segment_is_removed_when_its_zygote_or_pilot_is_killed(alone: FakeManager, killed: str) -> None:
     alone.ready(recipe())
-    (name,) = alone.results(alone.run(create, [()]))
-    alone.pilots[0].kill()
-    alone.pilots[0].wait(PATIENCE_S)
+    name, zygote = alone.results([*alone.run(create, [()]), *alone.run(os.getppid, [()])])
+    os.kill(zygote if killed == "zygote" else alone.pilots[0].pid, signal.SIGKILL)
     alone.until(lambda: is_gone(name))
-
-
-def test_segment_that_a_call_only_attaches_to_is_kept(served: FakeManager, segment: shared_memory.SharedMemory) -> None:
-    served.ready(recipe())
-    (own, size) = served.results([*served.run(create, [()]), *served.run(attach, [(segment.name,)])])
-    assert size >= 100
-    served.run(die, [()])
-    served.gone()
-    served.until(lambda: is_gone(own))  # the segment of the library is gone, so its tracker has ended
-    assert not is_gone(segment.name)
 
 
 TRACKED = """
@@ -170,6 +155,7 @@ def test_attached_segment_may_be_unlinked_or_unregistered(
     assert is_gone(segment.name) is not stays
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_tensor_in_shared_memory_is_removed_with_its_library(served: FakeManager) -> None:
     served.ready(recipe())
