@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from fake_manager import FakeManager, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
@@ -29,59 +31,34 @@ class Model:
         return found
 
 
-def test_changed_batch_is_reported_at_a_limited_rate() -> None:
+def test_changed_batch_is_reported_at_a_limited_rate_and_urgent_news_at_once() -> None:
     model, said = Model(), list[BatchReport]()
     reports = BatchReports(model, say=said.append, every_s=10)
-    reports.send_if_due(0.0)
-    assert said == [BatchReport(model.load, TIMES)]
+
+    def at(now: float) -> list[BatchReport]:
+        said.clear()
+        reports.send_if_due(now)
+        return list(said)
+
+    assert at(0.0) == [BatchReport(model.load, TIMES)]
     model.load = EngineLoad(running=2, steps=7)
-    reports.send_if_due(9.0)
-    assert len(said) == 1
-    reports.send_if_due(10.0)
-    reports.send_if_due(20.0)  # no change since the last report
-    assert said[1:] == [BatchReport(model.load)]
-
-
-def test_cache_that_will_be_too_small_is_reported_at_once() -> None:
-    model, said = Model(), list[BatchReport]()
-    reports = BatchReports(model, say=said.append, every_s=10)
-    reports.send_if_due(0.0)
-    model.load = EngineLoad(running=2, cache_tokens=100, peak_tokens=100)
-    reports.send_if_due(1.0)
-    assert len(said) == 1
-    model.load = EngineLoad(running=2, cache_tokens=100, peak_tokens=101)
-    reports.send_if_due(2.0)
-    reports.send_if_due(3.0)  # no change since the last report
-    assert [report.load.peak_tokens for report in said] == [0, 101]
-
-
-def test_profile_is_sent_at_once() -> None:
-    model, said = Model(), list[BatchReport]()
-    reports = BatchReports(model, say=said.append, every_s=10)
-    reports.send_if_due(0.0)
+    assert at(9.0) == []
+    assert at(10.0) == [BatchReport(model.load)]
+    assert at(20.0) == [], "no change since the last report"
     model.urgent, model.fresh = True, TIMES
-    reports.send_if_due(1.0)
-    assert [report.times for report in said] == [TIMES, TIMES]
+    assert at(21.0) == [BatchReport(model.load, TIMES)], "a profile is urgent"
+    model.load = EngineLoad(running=2, cache_tokens=100, peak_tokens=100)
+    assert at(22.0) == []
+    model.load = EngineLoad(running=2, cache_tokens=100, peak_tokens=101)
+    assert at(23.0) == [BatchReport(model.load)], "the cache will be too small"
+    assert at(24.0) == []
 
 
-def test_context_may_report_load_without_step_times() -> None:
-    class Bare:
-        def batch_load(self) -> EngineLoad:
-            return EngineLoad(running=1)
-
+@pytest.mark.parametrize(("load", "reported"), [(EngineLoad(running=1), True), (0.5, False)])
+def test_context_may_report_load_without_step_times_but_no_other_type(load: object, reported: bool) -> None:
     said = list[BatchReport]()
-    BatchReports(Bare(), say=said.append).send_if_due(0.0)
-    assert said == [BatchReport(EngineLoad(running=1))]
-
-
-def test_attributes_with_another_meaning_are_ignored() -> None:
-    class Other:
-        def batch_load(self) -> float:
-            return 0.5
-
-    said = list[BatchReport]()
-    BatchReports(Other(), say=said.append).send_if_due(0.0)
-    assert said == []
+    BatchReports(SimpleNamespace(batch_load=lambda: load), say=said.append).send_if_due(0.0)
+    assert said == ([BatchReport(load)] if reported else [])  # type: ignore[arg-type]
 
 
 def test_manager_receives_the_batch_of_a_real_library(served: FakeManager) -> None:
