@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_manager import FakeManager, recipe
+from fake_manager import FakeManager, carried_session, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
@@ -76,17 +76,6 @@ def test_full_scratch_disk_is_reported(manager: FakeManager) -> None:
 
 
 @small_disks
-def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeManager) -> None:
-    start_on_disk(manager, "4m")
-    large, small = (some_object(manager.base, f"weights-{size}", size=size) for size in (8_000_000, 500_000))
-    manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
-    said = blamed(manager)
-    assert "No space left on device; free disk space there, or set [pilot] scratch to another disk" in said
-    # the small object fits, because the leftovers of the failed fetch were removed
-    manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)
-
-
-@small_disks
 def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeManager) -> None:
     start_on_disk(manager, "8m")
     things = [some_object(manager.base, f"weights-{number}", size=2_500_000) for number in range(4)]
@@ -132,19 +121,20 @@ def double(data: bytes) -> bytes:
 
 
 @small_disks
-def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeManager, sandbox: Path) -> None:
-    start_on_disk(keyed, "2m", session=sandbox)
-    keyed.ready(recipe())
-    (small,) = keyed.run(double, [(b"small",)])
-    (large,) = keyed.run(double, [(os.urandom(3_000_000),)])
-    back = keyed.wait_for(CallsReturned, wait_s=60)
-    assert back.calls == (large,)
-    assert "No space left on device; free disk space there" in back.refused
-    assert keyed.results([small]) == [b"smallsmall"]
-    keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # the manager does the same
-    left = keyed.gone()
-    assert not left.loading
-    assert left.failure.kind is FailureKind.PILOT
+def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeManager, tmp_path: Path) -> None:
+    with carried_session(keyed, tmp_path / "sandbox") as session:
+        start_on_disk(keyed, "2m", session=session)
+        keyed.ready(recipe())
+        (small,) = keyed.run(double, [(b"small",)])
+        (large,) = keyed.run(double, [(os.urandom(3_000_000),)])
+        back = keyed.wait_for(CallsReturned)
+        assert back.calls == (large,)
+        assert "No space left on device; free disk space there" in back.refused
+        assert keyed.results([small]) == [b"smallsmall"]
+        keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # the manager does the same
+        left = keyed.gone()
+        assert not left.loading
+        assert left.failure.kind is FailureKind.PILOT
 
 
 def test_log_that_cannot_be_opened_is_reported(alone: FakeManager) -> None:
