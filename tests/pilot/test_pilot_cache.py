@@ -3,7 +3,6 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -38,24 +37,6 @@ def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
     bringing = Bringing(cache, ref)
     bringing.offer([ObjectSource(path=ref.source, origin=True)])
     return bringing.run(alone_s=0.0)[0]
-
-
-def _program(code: str, folder: Path, ref: ObjectRef) -> list[str]:
-    """Return a command that runs `code`, in which `begin(bound)` starts to cache the object."""
-    head = """
-import resource, signal, sys, time
-from pathlib import Path
-from stoker.contexts.recipe import ObjectRef
-from stoker.protocol.calls import FailureKind
-from stoker.pilot.cache import Bringing, CacheError, ObjectCache
-from stoker.pilot.transfer.board import ObjectSource
-def begin(bound):
-    ref = ObjectRef(sys.argv[2], int(sys.argv[3]), sys.argv[4])
-    bringing = Bringing(ObjectCache(Path(sys.argv[1]), bound_bytes=bound), ref)
-    bringing.offer([ObjectSource(path=ref.source, origin=True)])
-    return bringing
-"""
-    return [sys.executable, "-c", head + code, str(folder / "cache"), ref.name, str(ref.size_bytes), ref.source]
 
 
 @pytest.fixture
@@ -216,19 +197,25 @@ def test_object_that_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Pat
     assert not Path(small.path).exists()
 
 
+HOLDS_A_PIN = """
+import sys, time
+from pathlib import Path
+from stoker.pilot.cache import ObjectCache
+pin = ObjectCache(Path(sys.argv[1]), bound_bytes=1000).find(sys.argv[2])
+print("here", flush=True)
+time.sleep(60)
+"""
+
+
 def test_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _file(tmp_path, "one", 800)
-    code = "bringing = begin(1000)\npin = bringing.run(alone_s=0.0)\nprint('here', flush=True); time.sleep(60)"
-    other = subprocess.Popen(_program(code, tmp_path, ref), stdout=subprocess.PIPE)
-    try:
+    have(cache, ref).release()
+    command = [sys.executable, "-c", HOLDS_A_PIN, str(cache.folder), ref.name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         with pytest.raises(CacheError, match="running libraries use"):
             have(cache, _file(tmp_path, "two", 800))
-    finally:
-        other.send_signal(signal.SIGKILL)
-        other.wait()
-        if other.stdout is not None:
-            other.stdout.close()
+        other.kill()
     have(cache, _file(tmp_path, "two", 800))
 
 
@@ -253,26 +240,6 @@ def test_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_pat
         have(cache, ref)
     assert cache.sizes() == {}
     assert not list((cache.folder / "drafts").iterdir())
-
-
-def test_missing_source_is_reported(cache: ObjectCache) -> None:
-    with pytest.raises(CacheError, match="/nowhere"):
-        have(cache, ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all"))
-
-
-def test_long_unused_objects_are_removed_when_a_pilot_starts(cache: ObjectCache, tmp_path: Path) -> None:
-    refs = {name: _file(tmp_path, name, 30) for name in ("old", "used", "fresh")}
-    pins = {name: have(cache, ref) for name, ref in refs.items()}
-    pins["old"].release()
-    pins["fresh"].release()
-    month_ago = time.time() - 30 * 86400
-    for name in ("old", "used"):
-        os.utime(cache.folder / "entries" / refs[name].name, (month_ago, month_ago))
-    assert len(ObjectCache(cache.folder, bound_bytes=1000, kept_s=60 * 86400).sizes()) == 3
-    again = ObjectCache(cache.folder, bound_bytes=1000)
-    assert set(again.sizes()) == {refs["used"].name, refs["fresh"].name}
-    assert not (again.folder / "objects" / refs["old"].name).exists()
-    assert not (again.folder / "manifests" / refs["old"].name).exists()
 
 
 def test_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
@@ -327,22 +294,6 @@ def test_incomplete_object_is_removed_if_its_space_is_needed(cache: ObjectCache,
     assert draft.exists()
     have(cache, two)
     assert not draft.exists()
-
-
-def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "weights").write_bytes(os.urandom(200_000))
-    ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
-    cache = ObjectCache(tmp_path / "cache", bound_bytes=10**9)
-    code = (
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
-        "try: begin(10**9).run(alone_s=0.0)\n"
-        "except CacheError as error: print(error)"
-    )
-    done = subprocess.run(_program(code, tmp_path, ref), capture_output=True, text=True, check=True)
-    assert "could not be copied" in done.stdout
-    assert "free disk space" in done.stdout
-    assert cache.sizes() == {}
 
 
 def _read(path: str) -> tuple[str, str]:

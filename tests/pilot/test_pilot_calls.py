@@ -14,7 +14,6 @@ from stoker.protocol.to_manager import (
     CallsEnded,
     CallsProgress,
     CallsReturned,
-    LibraryReady,
     LibraryResized,
 )
 from stoker.protocol.to_pilot import EvictCall, ResizeLibrary
@@ -34,14 +33,6 @@ def _sleep(seconds: float) -> float:
     return seconds
 
 
-def _wait_for(path: str, began: str = "") -> str:
-    if began:
-        Path(began).touch()
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    return path
-
-
 def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
     begun = time.monotonic()
     ready = served.ready(recipe(_load, 40))
@@ -56,20 +47,14 @@ def test_printed_output_is_found_by_call(served: FakeManager) -> None:
         print(word)
         os.system(f"echo {word} from a child")
 
-    def silent() -> None:
-        return None
-
     served.ready(recipe(_load, 1))
     calls = served.run(talk, [("one",), ("two",)])
-    quiet = served.run(silent, [()])
+    quiet = served.run(os.getpid, [()])
     served.results(calls + quiet)
-    ends = served.ends()
-    texts = []
-    for call in calls:
-        printed = ends[call].printed
-        texts.append(Path(printed.path).read_bytes()[printed.start : printed.end].decode())
+    printed = [served.ends()[call].printed for call in calls]
+    texts = [Path(each.path).read_bytes()[each.start : each.end].decode() for each in printed]
     assert texts == ["one\none from a child\n", "two\ntwo from a child\n"]
-    assert ends[quiet[0]].printed is None
+    assert served.ends()[quiet[0]].printed is None
 
 
 def test_each_call_has_an_empty_folder_or_the_named_one(served: FakeManager, tmp_path: Path) -> None:
@@ -90,10 +75,7 @@ def test_each_call_has_an_empty_folder_or_the_named_one(served: FakeManager, tmp
     calls = served.run(look, [("stay",), ("leave",), ("destroy",), ("stay",), ("stay",)])
     assert served.results(calls) == [[]] * 5
     named = CallOptions(folder=str(tmp_path / "work"))
-    calls = [
-        served.run(call, [arguments], options=named)[0] for call, arguments in ((look, ("stay",)), (os.getcwd, ()))
-    ]
-    assert served.results(calls) == [[], str(tmp_path / "work")]
+    assert served.results(served.run(look, [("stay",)], options=named)) == [[]]
     assert (tmp_path / "work" / "file").read_text() == "x", "a named folder keeps its files"
     first, second = served.results(served.run(os.getcwd, [(), ()]))
     assert first == second
@@ -196,8 +178,7 @@ def test_last_report_of_a_call_precedes_its_end(served: FakeManager) -> None:
         if isinstance(said, CallsProgress):
             told |= {report.call: report.done for report in said.reports}
         elif isinstance(said, CallsEnded):
-            for end in said.ends:
-                assert told[end.call] == (3, 5)[calls.index(end.call)]
+            assert all(told[end.call] == (3, 5)[calls.index(end.call)] for end in said.ends)
 
 
 def test_resize_is_passed_to_the_context(served: FakeManager) -> None:
@@ -212,9 +193,7 @@ def test_resize_is_passed_to_the_context(served: FakeManager) -> None:
 
         return Context()
 
-    made = recipe(load)
-    served.start(made, device_memory_bytes=10**9)
-    served.wait_for(LibraryReady)
+    served.ready(recipe(load), device_memory_bytes=10**9)
     served.send(ResizeLibrary(library=1, device_memory_bytes=2 * 10**9))
     assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
     assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [2 * 10**9]
@@ -230,8 +209,12 @@ def test_unrelated_resize_attribute_of_a_context_is_ignored(served: FakeManager,
 
         return numpy.arange(5)
 
+    def wait() -> None:
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
     served.ready(recipe(load))
-    slow = served.run(_wait_for, [(str(tmp_path / "go"),)])
+    slow = served.run(wait, [()])
     served.send(ResizeLibrary(library=1, device_memory_bytes=1000))
     served.wait_for(LibraryResized, device_memory_bytes=1000)
     assert not served.ends()  # a call without updates needs no waiting thread

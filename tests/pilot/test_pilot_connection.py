@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from fake_manager import FakeManager, recipe
@@ -38,20 +42,12 @@ def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) ->
     assert served.results(served.run(_pid, [()])) == [pid]
 
 
-def test_unanswered_hello_is_repeated(manager: FakeManager) -> None:
-    manager.welcomes = False
-    manager.start_pilot()
-    manager.hello()
-    manager.until(lambda: len(manager.hellos) > 1, wait_s=60)
-    manager.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
-
-
-def test_refused_pilot_exits_and_its_job_output_has_the_reason(
+def test_pilot_repeats_its_hello_and_exits_if_it_is_refused(
     manager: FakeManager, capfd: pytest.CaptureFixture[str]
 ) -> None:
     manager.welcomes = False
     pilot = manager.start_pilot()
-    manager.hello()
+    manager.until(lambda: len(manager.hellos) > 1, what="the hello that follows an unanswered one")
     manager.send(PilotRefused(reason="both sides need the same version of Stoker"))
     assert pilot.wait(PATIENCE_S) == 3
     last = capfd.readouterr().err.splitlines()[-1]
@@ -93,23 +89,15 @@ def test_invalid_frames_are_refused_and_counted(served: FakeManager) -> None:
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
-def test_missing_session_is_reported_in_one_line(manager: FakeManager) -> None:
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.base / "nowhere")],
-        capture_output=True,
-        text=True,
-    )
+def test_missing_session_is_reported_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(tmp_path / "nowhere")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_pilot_with_a_removed_folder_serves_calls(manager: FakeManager) -> None:
-    import shutil
-
     folder = manager.base / "gone"
     folder.mkdir()
     manager.start_pilot(folder=folder)

@@ -4,7 +4,7 @@ import pytest
 from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.pilot.core import commands, events, infrastructure, limits, presence
+from stoker.pilot.core import commands, events, infrastructure, presence
 from stoker.pilot.core.state import NEXT, Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
@@ -72,16 +72,6 @@ def test_library_keeps_waiting_for_one_that_finishes_its_calls(pilot: CoreShell)
     assert pilot.library(2).stage is Stage.WAITING
     pilot.end(1).die(1)
     assert pilot.library(2).stage is Stage.STARTING
-
-
-def test_library_waiting_for_memory_can_end_and_return_its_calls(pilot: CoreShell) -> None:
-    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=20 * GIB).run(1, 2, library=2)
-    pilot.hear(order.TakeBack(LibraryId(2), 1))
-    assert pilot.take(told.CallsReturned).calls == (2,)
-    pilot.hear(order.StopLibrary(LibraryId(2), "not wanted"))
-    gone = pilot.take(told.LibraryGone)
-    assert (gone.library, gone.failure, gone.unstarted) == (2, None, (1,))
-    assert not pilot.core.state.claims
 
 
 def test_second_library_waits_on_an_exclusive_device() -> None:
@@ -194,13 +184,6 @@ def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShel
     assert (gone.failure.kind, gone.running) == (FailureKind.DIED, (1, 2))
 
 
-def test_socket_closed_by_a_call_is_noticed(pilot: CoreShell) -> None:
-    pilot.ready().run(1).give(events.LibraryHungUp(LibraryId(1))).observe(c1=0.1)
-    assert not pilot.all(commands.KillProcess), "its process may be about to end"
-    pilot.wait(limits.CLOSED_SOCKET_LIMIT_S + 0.1).observe(c1=1.2)
-    assert pilot.take(commands.KillProcess)
-
-
 def test_slow_loader_without_a_process_ends_with_its_zygote(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
     pilot.start(recipe=slow).wait(60.0).give(events.WasSuspended(58.0)).observe()
@@ -248,16 +231,6 @@ def test_damaged_object_is_requested_and_not_reported_as_removed(pilot: CoreShel
 # ---- the end
 
 
-def test_pilot_drains_before_its_walltime_ends(pilot: CoreShell) -> None:
-    pilot.give(events.WalltimeKnown(100.0)).ready().run(1).forget()
-    pilot.wait(87).give(events.Tick())
-    assert not pilot.all(to_library.Stop)
-    pilot.wait(2).give(events.Tick())
-    assert pilot.take(to_library.Stop)
-    pilot.end(1).die().give(events.Tick())
-    assert pilot.take(commands.Leave)
-
-
 def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget().give(events.Signalled("it got SIGTERM"))
     assert pilot.take(to_library.Stop)
@@ -290,18 +263,6 @@ def test_pilot_stays_while_other_pilots_fetch_from_it(pilot: CoreShell) -> None:
 
 
 # ---- devices, and sessions whose files are not seen
-
-
-def test_device_is_faulty_after_two_bad_probes_and_not_probed_in_use() -> None:
-    pilot = CoreShell(probed=frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})).join()
-    pilot.start(device="gpu:1").forget().give(events.Tick())
-    assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.WRONG, "wrong product"))
-    assert not pilot.all(told.DeviceFault)
-    pilot.wait(3).give(events.Tick())
-    assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.WRONG, "wrong product"))
-    assert "wrong product, twice" in pilot.take(told.DeviceFault).reason
 
 
 def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:

@@ -164,22 +164,6 @@ def test_wake_order_before_the_sleep_is_kept(pilot: CoreShell) -> None:
     slept(pilot).take(to_library.Wake)
 
 
-@pytest.mark.parametrize("stage", [Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING])
-def test_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: Stage) -> None:
-    sleep(ready(pilot))
-    if stage is not Stage.SLEEPING:
-        slept(pilot)
-    if stage is Stage.WAKING:
-        wake(pilot)
-    assert pilot.library().stage is stage
-    pilot.die(signal=9)
-    gone = pilot.take(told.LibraryGone)
-    assert gone.failure is not None
-    assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
-    assert f"while model was {stage.value}" in gone.failure.message
-    assert free(pilot) == (24, 20)
-
-
 def test_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> None:
     sleep(ready(pilot)).wait(MOVE_LIMIT_S + 1).observe()
     assert pilot.take(commands.KillProcess).library == 1

@@ -95,18 +95,6 @@ def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeM
 
 
 @small_disks
-def test_read_only_cache_is_reported(manager: FakeManager) -> None:
-    pilot = start_on_disk(manager, "4m")
-    [cache] = [Path(f"/proc/{pilot.pid}/root{manager.base}/scratch").glob("stoker-*/cache")][0]
-    place = str(cache).partition("/root")[2]
-    freeze = f"mount --bind {place} {place} && mount -o remount,bind,ro {place}"
-    subprocess.run(["nsenter", "-t", str(pilot.pid), "--mount", "sh", "-c", freeze], check=True)
-    thing = some_object(manager.base, "weights", size=1000)
-    manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
-    assert "Read-only file system" in blamed(manager)
-
-
-@small_disks
 def test_loader_that_finds_a_full_disk_is_not_blamed(manager: FakeManager) -> None:
     start_on_disk(manager, "4m")
     manager.start(recipe(fill_the_disk))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,6 @@ def takes(size: float) -> Callable[[], str]:
     return load
 
 
-def resized(manager: FakeManager, library: int = 1) -> list[int]:
-    return [
-        message.device_memory_bytes
-        for message in manager.said
-        if type(message) is LibraryResized and message.library == library and message.measured
-    ]
-
-
-def measures(manager: FakeManager) -> list[int]:
-    return [use.device_bytes for use in manager.heartbeats[-1].libraries] if manager.heartbeats else []
-
-
 # ---- reports of the driver
 
 
@@ -79,30 +67,21 @@ def test_lost_gpus_are_reported_and_others_serve(manager: FakeManager, start: St
 
 
 def test_health_report_of_a_gpu_has_its_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(tmp_path, {"errors": 2}, {"errors": None})
+    machine = Machine(tmp_path, {"errors": 2}, {"errors": None}, {})
     monkeypatch.setenv("STANDIN_NVML", str(machine.file))
     nvml = standin.load()
     nvml.nvmlInit()
-    first, second = (Health(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1))
+    first, second, third = (Health(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1, 2))
     assert (first.fault(), second.fault()) == ("", "")  # errors before the start of this pilot do not count
     machine.gpus[0]["errors"] = 3
+    machine.gpus[2]["state"] = "unknown"
     machine.gpus[1]["state"] = "lost"  # a lost GPU has no readable UUID to match with its event
     machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
     assert first.fault() == "it had 1 uncorrectable memory errors (ECC)"
     assert second.fault() == "the driver reported Xid 79 (it has fallen off the bus)"
     assert first.fault() == ""
     assert second.fault() == "the driver says: GPU is lost"
-
-
-def test_unknown_error_is_a_fault_if_it_persists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(tmp_path, {})
-    monkeypatch.setenv("STANDIN_NVML", str(machine.file))
-    nvml = standin.load()
-    nvml.nvmlInit()
-    health = Health(nvml.nvmlDeviceGetHandleByIndex(0), nvml=nvml)
-    machine.gpus[0]["state"] = "unknown"
-    machine.write()
-    assert [health.fault() for _ in range(3)] == ["", "", "the driver says: Unknown Error"]
+    assert [third.fault() for _ in range(3)] == ["", "", "the driver says: Unknown Error"]
 
 
 def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: FakeManager, start: Start) -> None:
@@ -119,33 +98,15 @@ def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: F
 # ---- memory
 
 
-@pytest.fixture(scope="module")
-def pilot_with_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
-    made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
-    try:
-        environment = {**Machine(made.base, {}).environment, "CUDA_VISIBLE_DEVICES": "0"}
-        made.start_pilot("--devices", "gpu", "--probe", "never", **environment)
-        made.hello()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def one_gpu(pilot_with_a_gpu: FakeManager) -> FakeManager:
-    pilot_with_a_gpu.begin_test()
-    return pilot_with_a_gpu
-
-
-def test_memory_unknown_to_torch_is_measured(one_gpu: FakeManager) -> None:
-    ready = one_gpu.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
+def test_memory_unknown_to_torch_is_measured(manager: FakeManager, start: Start) -> None:
+    start({})
+    ready = manager.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
     # the size comes from the driver, or is still unknown (0); host memory does not count
     assert ready.device_bytes in (0, 10 * GB)
-    one_gpu.until(lambda: resized(one_gpu), what="the measured size")
-    assert resized(one_gpu)[0] == 11 * GB
-    one_gpu.until(lambda: measures(one_gpu) == [10 * GB])
-    one_gpu.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=14 * GB)
-    assert "13.0 GB of 24.0 GB free" in one_gpu.gone(2).failure.message  # type: ignore[union-attr]
+    assert manager.wait_for(LibraryResized, measured=True).device_memory_bytes == 11 * GB
+    manager.until(lambda: [use.device_bytes for use in manager.heartbeats[-1].libraries] == [10 * GB])
+    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=14 * GB)
+    assert "13.0 GB of 24.0 GB free" in manager.gone(2).failure.message  # type: ignore[union-attr]
 
 
 # ---- the zygote's view

@@ -111,15 +111,6 @@ def test_probe_survives_the_cleanup_after_libraries(tmp_path: Path) -> None:
     assert [answer for answer, _ in said] == [ProbeVerdict.FAILED]
 
 
-def test_child_that_does_not_end_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "children", lambda pid, **more: [4_000_000] if pid == os.getpid() else [])
-    monkeypatch.setattr(processes, "_stuck", set())
-    began = time.monotonic()
-    assert processes.kill_stray_children((), wait_s=0.2) == {4_000_000}
-    assert time.monotonic() - began >= 0.2
-    assert processes.kill_stray_children((), wait_s=3600.0) == {4_000_000}
-
-
 def until_there_is(found: Callable[[], object]) -> None:
     ends_at = time.monotonic() + PATIENCE_S
     while not found():

@@ -19,7 +19,7 @@ from stoker.contexts.payloads import dumps_arguments, dumps_code
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
-from stoker.protocol.calls import CallOptions, CallSpec, Failure
+from stoker.protocol.calls import CallOptions, CallSpec
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_manager import CallsReturned
@@ -154,19 +154,6 @@ def test_slow_unpickling_in_a_slot_keeps_the_modules_of_others(served: FakeManag
             served.run(plain, [()])
         expected += [first * 6] * 8 + [second * 6] * 15
     assert served.results(calls) == expected
-
-
-def test_invalid_module_table_fails_only_its_call(served: FakeManager, folder: Path) -> None:
-    served.ready(recipe(slots=2))
-    good = blob(note_and_import, folder, whose="a")
-    served.results(served.run(good, [(str(folder / "log"),)]))
-    for data in (b"M", good.blob[:40] + b"\0" * 200, b"M\x01\x00\x00\x03\0\0\0\x80\x05N"):
-        bad = FunctionBlob(key=FunctionKey(data.hex()), name="bad", blob=data)
-        (failure,) = served.results(served.run(bad, [()]))
-        said = failure.message if isinstance(failure, Failure) else failure.__notes__[0]
-        assert "the function bad" in said
-        assert "unpickled on" in said
-    assert served.results(served.run(good, [(str(folder / "log"),)] * 3)) == ["a"] * 3
 
 
 def test_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -84,23 +83,6 @@ def test_files_of_a_context_are_transferred_by_taskvine(pool, tmp_path):
     assert not path.startswith(str(weights))
 
 
-def test_cancelled_running_call_frees_its_slot(pool, log):
-    @stoker.app(context=table(["cancel"], str(log)))
-    def doze(table, flag, seconds):
-        Path(flag).touch()
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(0.05)
-        return seconds
-
-    flags = [str(log.parent / f"began-{n}") for n in range(2)]
-    executor = pool.session.executor
-    running = [executor.submit(doze.func, doze.specification, flag, 600) for flag in flags]
-    until(lambda: all(Path(flag).exists() for flag in flags), limit_s=LIMIT_S, why="both slots are busy")
-    assert all(future.cancel() for future in running)
-    assert doze(flags[0], 0).result(LIMIT_S) == 0
-
-
 def test_call_that_kills_its_process_fails_with_evidence(pool, measure, log):
     @stoker.app(context=table(["poison"], str(log)))
     def die(table):
@@ -112,19 +94,6 @@ def test_call_that_kills_its_process_fails_with_evidence(pool, measure, log):
         die().result(LIMIT_S)
     assert "last words" in str(caught.value)
     assert [future.result(LIMIT_S) for future in futures] == [[5]] * 20
-
-
-def test_contexts_that_need_the_same_slots_run_in_turn(pool, log):
-    apps = []
-    for name in ("one", "two", "three"):
-
-        @stoker.app(context=table([name], str(log)))
-        def which(table, _number):
-            return list(table)
-
-        apps.append(which)
-    futures = [(name, app(n)) for n in range(3) for name, app in zip(("one", "two", "three"), apps, strict=True)]
-    assert [future.result(LIMIT_S) for _, future in futures] == [[name] for name, _ in futures]
 
 
 def test_status_stories_and_logs_equal_those_of_stoker_pilots(pool, measure):
