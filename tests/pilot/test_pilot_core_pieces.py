@@ -76,16 +76,6 @@ def test_another_run_starts_with_its_first_piece(pilot: CoreShell) -> None:
     assert pilot.take(to_library.Taken).upto == 1
 
 
-def test_ended_call_leaves_no_pieces(pilot: CoreShell) -> None:
-    yielded(pilot, 0, b"a")
-    taken(pilot, 1)
-    pilot.end(1)
-    assert not pilot.library().streams
-    stream(pilot, 2).forget()
-    pilot.die().join()
-    assert passed(pilot) == []
-
-
 @pytest.mark.parametrize("wrong", [(1, [b"a"]), (0, [b"x"] * (WINDOW_PIECES + 1))])
 def test_library_with_misordered_or_excess_pieces_ends(pilot: CoreShell, wrong: Any) -> None:
     first, items = wrong

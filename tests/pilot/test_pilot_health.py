@@ -38,24 +38,6 @@ def test_probe_answers_give_the_listed_fault(answers: list[ProbeVerdict], fault:
     assert after(*answers).fault == fault
 
 
-@pytest.mark.parametrize(
-    ("answers", "known", "suspected"),
-    [
-        ([], False, False),
-        ([SOUND], True, False),
-        ([UNKNOWN], True, False),
-        ([FAILED], False, True),
-        ([FAILED, FAILED], True, False),
-        ([FAILED, SOUND], True, False),
-    ],
-)
-def test_device_health_is_known_after_enough_probe_answers(
-    answers: list[ProbeVerdict], known: bool, suspected: bool
-) -> None:
-    health = after(*answers)
-    assert (health.known, health.suspected) == (known, suspected)
-
-
 def test_fault_reported_by_the_driver_persists() -> None:
     health = DeviceHealth()
     assert health.reported("Xid 79")

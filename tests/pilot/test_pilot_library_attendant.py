@@ -80,14 +80,13 @@ class Resizable:
 
     def __init__(self) -> None:
         self.runners: list[GatedRunner] = []
-        self.seen: list[tuple[str, list[int]]] = []
+        self.seen: list[list[int]] = []
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        del device_memory_bytes
         for runner in self.runners:
             runner.may_end.set()
         time.sleep(0.1)
-        self.seen.append((threading.current_thread().name, [each.call for each in self.runners]))
+        self.seen.append([each.call for each in self.runners])
 
 
 class Served:
@@ -98,11 +97,10 @@ class Served:
         self.sock.settimeout(LIMIT_S)
         self.context = Resizable()
         self.runners = self.context.runners = [GatedRunner() for _ in range(slots)]
-        self.guard = ProcessGuard()
-        self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, guard=self.guard)
+        self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, guard=ProcessGuard())
         self.server._exit = self._exit  # type: ignore[method-assign]
         self.exits: list[int] = []
-        self.may_make = threading.Event()
+
         self._reader, self._decode = connection.FrameReader(self.sock), wire.to_agent_decoder()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -119,11 +117,7 @@ class Served:
         if len(self.runners) == 1:
             self.server.serve(self.runners[0], idle=lambda: None)  # type: ignore[arg-type]
         else:
-            self.server.serve_threads(self._make, len(self.runners), idle=lambda slot: None)
-
-    def _make(self, slot: int) -> Any:
-        assert slot == 0 or self.may_make.wait(LIMIT_S)
-        return self.runners[slot]
+            self.server.serve_threads(self.runners.__getitem__, len(self.runners), idle=lambda slot: None)  # type: ignore[arg-type]
 
     def say(self, *messages: Any) -> None:
         self.sock.sendall(connection.pack(list(messages)))
@@ -158,13 +152,6 @@ class Served:
 @pytest.fixture
 def served() -> Iterator[Served]:
     served = Served()
-    yield served
-    served.sock.close()
-
-
-@pytest.fixture
-def two_slots() -> Iterator[Served]:
-    served = Served(slots=2)
     yield served
     served.sock.close()
 
@@ -234,28 +221,7 @@ def test_late_messages_of_the_attendant_find_the_call_started(served: Served, me
         runner.may_end.set()
         assert served.hear(Resized) == [Resized(5)]
         served.end()
-        assert served.context.seen[0][1] == [NO_CALL]
-
-
-def test_call_just_started_by_a_slot_can_be_evicted(two_slots: Served) -> None:
-    for runner in two_slots.runners:
-        runner.may_begin.clear()
-    two_slots.may_make.set()
-    two_slots.start().say(order(LONG))
-    until(lambda: any(each.taken == LONG for each in two_slots.runners))
-    two_slots.say(GiveBack(calls=(LONG,)), Evict(LONG))  # type: ignore[arg-type]
-    until(lambda: any(each.stop.asked for each in two_slots.runners))
-    assert [each.progress.call for each in two_slots.end() if isinstance(each, RunEvicted)] == [LONG]
-
-
-def test_resize_before_every_slot_is_ready_is_answered(two_slots: Served) -> None:
-    two_slots.say(Resize(5))
-    two_slots.start()
-    until(lambda: two_slots.server._runners)
-    assert not two_slots.context.seen, "no message is read before every slot exists"
-    two_slots.may_make.set()
-    assert two_slots.hear(Resized) == [Resized(5)]
-    two_slots.end()
+        assert served.context.seen == [[NO_CALL]]
 
 
 def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) -> None:
@@ -270,8 +236,8 @@ def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) ->
     served.end()
 
 
-def test_failed_clearing_waits_for_calls_in_other_slots(two_slots: Served) -> None:
-    two_slots.may_make.set()
+def test_failed_clearing_waits_for_calls_in_other_slots() -> None:
+    two_slots = Served(slots=2)
     for each in two_slots.runners:
         each.is_clean, each.fault = False, LibraryFault(infrastructure.NOT_CLEARED, "the disk is gone")
         each.may_clean.set()

@@ -22,15 +22,11 @@ from stoker.contexts import payloads
 from stoker.errors import ProtocolError
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
 from stoker.pilot.library import connection
-from stoker.pilot.library.call_records import NOWHERE, Marker, Running, running
-from stoker.pilot.library.connection import FrameReader, LibraryOutbox, pack, pack_raw
+from stoker.pilot.library.connection import FrameReader, pack, pack_raw
 from stoker.pilot.library.functions import Function, Functions
 from stoker.pilot.library.process import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
 from stoker.pilot.zygote import processes
-from stoker.protocol import wire
-from stoker.protocol.calls import CallProgress
-from stoker.protocol.to_agent import RunEvicted
 from stoker.protocol.to_pilot import FunctionBlob
 
 
@@ -88,21 +84,6 @@ def test_long_frame_allocates_memory_as_it_arrives() -> None:
         assert reader.fill(block=False)
         assert reader.next() is None
         assert sys.getsizeof(reader._buffer) < 2**20
-
-
-def test_evicted_call_keeps_an_unsent_checkpoint() -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        outbox = LibraryOutbox(here, lost=lambda error, untold: pytest.fail(str(error)))
-        for done in (1.0, 2.0):
-            outbox.report(CallProgress(7, done, state=f"after {done:g}".encode()))  # type: ignore[arg-type]
-        outbox.add(CallProgress(7, 2.0), ended_at=0.0)  # type: ignore[arg-type]
-        reader, decode, said = connection.FrameReader(there), wire.to_agent_decoder(), list[Any]()
-        reader.fill(block=True)
-        while (frame := reader.next()) is not None:
-            said += decode(frame).messages
-    assert isinstance(said[-1], RunEvicted)
-    assert said[-1].progress.state == b"after 2"
 
 
 def test_least_recently_used_functions_are_evicted_beyond_a_count_or_size() -> None:
@@ -169,20 +150,6 @@ def test_cleared_folder_is_made_again_but_no_other_folder_is_cleared(cleared: Cl
             cleared.clear()
 
 
-def test_marker_names_running_calls_and_the_end_of_others_output(tmp_path: Path) -> None:
-    file = tmp_path / "running"
-    marker = Marker(file, slots=2)
-    assert running(file) == running(tmp_path / "nowhere") == []
-    marker.begin(1, 7, 100, 40)
-    assert running(file) == [Running(7, 100, 40, slot=1)]
-    marker.begin(0, 8, 200, 45)
-    marker.idle(1)
-    marker.ended(90)  # call 7 wrote its lines up to this position
-    assert running(file) == [Running(8, 200, 90, slot=0)]
-    marker.suspect([7])
-    assert [each.log_from for each in running(file)] == [90, NOWHERE]
-
-
 @pytest.mark.parametrize("base", [base_folder, base_folder_of_starter])
 def test_scratch_folder_of_another_user_is_left_alone(tmp_path: Path, base: Callable[[str], Path]) -> None:
     mine = f"stoker-{os.getuid()}"
@@ -229,25 +196,6 @@ def test_memory_is_measured_exactly_before_a_library_is_blamed() -> None:
     assert 0 < processes.proportional_bytes(os.getpid()) <= mine
     assert processes.MemoryLimit().excess(os.getpid(), mine * 10, now=0.0) == 0
     assert processes.MemoryLimit().excess(os.getpid(), 1_000_000, now=0.0) > 1_000_000
-
-
-def test_exact_memory_is_measured_again_when_it_may_exceed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    resident, exact, asked = 150, 50, []
-    monkeypatch.setattr(processes, "resident_bytes", lambda pid: resident)
-    monkeypatch.setattr(processes, "proportional_bytes", lambda pid: asked.append(pid) or exact)
-    memory = processes.MemoryLimit()
-    assert memory.excess(7, 100, now=0.0) == 0
-    resident = 200  # the limit is 100 bytes
-    assert memory.excess(7, 100, now=0.25) == 0
-    assert asked == [7]
-    resident, exact = 201, 101
-    assert memory.excess(7, 100, now=0.5) == 101
-    assert asked == [7, 7]
-    exact = 60
-    assert memory.excess(7, 100, now=0.75) == 0, "over the limit: measure every time"
-    exact = 130  # the process that shared pages with the library has ended, so these pages count in full
-    assert memory.excess(7, 100, now=1.0) == 0
-    assert memory.excess(7, 100, now=0.75 + memory.AGAIN_S) == 130
 
 
 PRINTS = """
