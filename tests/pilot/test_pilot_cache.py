@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import shutil
@@ -17,6 +18,8 @@ from live.peers import until
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
+from stoker.manager.cli.sessions import clean_node_caches
+from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, disk, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.protocol.calls import FailureKind
@@ -338,3 +341,53 @@ def test_file_rewritten_after_its_recipe_was_made_fails_the_load(
 def test_pilots_detect_that_they_share_one_cache(cache: ObjectCache, tmp_path: Path) -> None:
     assert ObjectCache(cache.folder, bound_bytes=1000).identity == cache.identity
     assert ObjectCache(tmp_path / "elsewhere", bound_bytes=1000).identity != cache.identity
+
+
+FORM = "file-0123456789abcdef-float32-1"
+
+
+@pytest.fixture
+def node_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectCache:
+    monkeypatch.setenv("STOKER_SCRATCH", str(tmp_path))
+    return ObjectCache(base_folder() / "cache", bound_bytes=1_000_000)
+
+
+def snapshot(cache: ObjectCache, name: str, *, age_s: float = 0.0) -> Path:
+    place = store.snapshot_folder_beside(cache) / name
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_bytes(bytes(1000))
+    os.utime(place, (time.time() - age_s,) * 2)
+    return place
+
+
+def test_old_snapshots_without_an_object_are_removed(node_cache: ObjectCache) -> None:
+    old = [snapshot(node_cache, name, age_s=100) for name in (FORM, f".{FORM}.4711", f"{FORM}.damaged-12")]
+    young = snapshot(node_cache, f"{FORM}0")
+    store.remove_stale_snapshots(node_cache, kept_s=50)
+    assert [place.exists() for place in old] == [False] * 3
+    assert young.exists()
+
+
+def test_cached_objects_and_files_being_written_are_kept(node_cache: ObjectCache) -> None:
+    kept, draft = snapshot(node_cache, f"{FORM}1", age_s=100), snapshot(node_cache, f".{FORM}.4711", age_s=100)
+    store.write_snapshot_marker(node_cache, kept, name="folder-abc")
+    with (draft.parent / f"{FORM}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        store.remove_stale_snapshots(node_cache, kept_s=0)
+        assert kept.exists()
+        assert draft.exists()
+    store.remove_stale_snapshots(node_cache, kept_s=0)
+    assert kept.exists()
+    assert not draft.exists()
+
+
+def test_caches_clear_removes_names_unless_a_pilot_lives(node_cache: ObjectCache) -> None:
+    place = snapshot(node_cache, FORM)
+    pilot = Scratch(base_folder(), pilot="n1-ab12")
+    clean_node_caches(clear=True)
+    assert place.exists()
+    pilot.remove()
+    clean_node_caches()
+    assert place.exists(), "only --clear removes what is not old"
+    clean_node_caches(clear=True)
+    assert not place.exists()

@@ -14,10 +14,6 @@ from polling import PATIENCE_S
 from stoker.protocol.to_pilot import PilotRefused, PilotWelcome
 
 
-def _pid() -> int:
-    return os.getpid()
-
-
 def _sleep(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
@@ -25,7 +21,7 @@ def _sleep(seconds: float) -> float:
 
 def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) -> None:
     served.ready(recipe())
-    (pid,) = served.results(served.run(_pid, [()]))
+    (pid,) = served.results(served.run(os.getpid, [()]))
     quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
     time.sleep(0.1)
     served.hang_up()
@@ -39,7 +35,7 @@ def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) ->
     assert hello.libraries[0].calls == (quick, slow, last)
     assert hello.libraries[0].ready
     assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
-    assert served.results(served.run(_pid, [()])) == [pid]
+    assert served.results(served.run(os.getpid, [()])) == [pid]
 
 
 def test_pilot_repeats_its_hello_and_exits_if_it_is_refused(

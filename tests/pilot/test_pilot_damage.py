@@ -41,10 +41,6 @@ def _open_one() -> bool:
         return file.readable()
 
 
-def _pid() -> int:
-    return os.getpid()
-
-
 def _keep_files() -> None:
     """Open files that only the garbage collector closes."""
     files: list[Any] = [open("/dev/null") for _ in range(10)]  # noqa: SIM115
@@ -102,9 +98,9 @@ def _open_or_leak(leak: bool) -> None:
 
 def test_files_in_rings_of_references_do_not_end_a_library(served: FakeManager) -> None:
     served.ready(recipe(_limited))
-    first = served.results(served.run(_pid, [()]))
+    first = served.results(served.run(os.getpid, [()]))
     served.results(served.run(_keep_files, [()] * 40))
-    assert served.results(served.run(_pid, [()])) == first
+    assert served.results(served.run(os.getpid, [()])) == first
 
 
 @pytest.mark.long
@@ -115,12 +111,12 @@ def test_loader_that_leaves_few_descriptors_is_not_loaded_repeatedly(served: Fak
         os.closerange(124, 128)
 
     served.ready(recipe(load))
-    first = served.results(served.run(_pid, [()]))
+    first = served.results(served.run(os.getpid, [()]))
     (error,) = served.results(served.run(_leak_all, [()]))
     assert isinstance(error, OSError)
     (error,) = served.results(served.run(_open_one, [()]))
     assert isinstance(error, OSError)
-    assert served.results(served.run(_pid, [()])) == first
+    assert served.results(served.run(os.getpid, [()])) == first
 
 
 def test_loader_that_leaves_no_descriptor_is_reported(served: FakeManager) -> None:
@@ -162,7 +158,7 @@ def test_output_closed_by_a_call_is_reopened_for_the_next_call(served: FakeManag
     )
     for library, harm in enumerate(harms, start=1):
         served.ready(recipe(slots=slots), library=library)
-        before = served.results(served.run(_pid, [()], library=library))
+        before = served.results(served.run(os.getpid, [()], library=library))
         assert served.results(served.run(_do, [(harm,)], library=library)) == [None]
         (call,) = served.run(say, [()], library=library)
         assert served.results([call]) == before, harm
@@ -215,7 +211,7 @@ def test_remaining_threads_and_children_of_a_call_are_no_damage(served: FakeMana
         return os.getpid(), os.path.exists(f"/proc/{child}")
 
     served.ready(recipe())
-    (pid,) = served.results(served.run(_pid, [()]))
+    (pid,) = served.results(served.run(os.getpid, [()]))
     (child,) = served.results(served.run(keep, [()]))
     assert served.results(served.run(lives, [(child,)])) == [(pid, True)]
 
