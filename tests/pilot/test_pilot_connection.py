@@ -1,16 +1,25 @@
+"""Pilots keep, lose and refuse their connection; they exit if their job loses its resources."""
+
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
-from fake_manager import FakeManager, recipe
-from polling import PATIENCE_S
+from fake_manager import FakeManager, gone, recipe
+from polling import PATIENCE_S, polls
 
+from stoker.pilot.agent.scratch import Parent, Scratch
+from stoker.pilot.library.process import ScratchGuard
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.session import PYTHON
+from stoker.protocol.to_manager import LibraryGone, PilotLeaving
 from stoker.protocol.to_pilot import PilotRefused, PilotWelcome
 
 
@@ -101,3 +110,121 @@ def test_pilot_with_a_removed_folder_serves_calls(manager: FakeManager) -> None:
     shutil.rmtree(folder)
     manager.ready(recipe())
     assert manager.results(manager.run(_sleep, [(0.0,)])) == [0.0]
+
+
+def scratch_of(manager: FakeManager) -> Path:
+    [folder] = manager.base.glob("scratch/stoker-*/pilot-*")
+    return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove a folder in which the pilot and its libraries may still create files."""
+    for _ in polls(PATIENCE_S):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+    raise AssertionError(f"{folder} does not go")
+
+
+def write_when_cleared(folder: str) -> None:
+    while os.path.exists(folder):
+        time.sleep(0.005)
+    with open("made", "w") as file:
+        file.write("x")
+
+
+def sleep_while(path: str) -> str:
+    open(f"{path}-began", "w").close()
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return "done"
+
+
+def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    folder = scratch_of(alone)
+    running, waiting = alone.run(write_when_cleared, [(str(folder),), (str(folder),)])
+    alone.until(lambda: alone.heartbeats, what="a heartbeat")
+    clear(folder.parent)
+    left = alone.gone()
+    assert left.failure is None, "the context is not blamed"
+    assert set(left.running) | set(left.unstarted) == {running, waiting}
+    leaving = alone.wait_for(PilotLeaving)
+    assert leaving.loss is LossReason.SCRATCH_GONE
+    assert "scratch folder" in leaving.reason
+    assert alone.ends() == {}, "no call ended"
+    assert alone.pilots[0].wait(PATIENCE_S) == 0
+
+
+_LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
+"""Code that stops the checks of a pilot, so that the order arrives before the pilot misses the folder."""
+
+
+def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
+    manager.start_pilot(settings=_LOOKS_NOT_BY_ITSELF)
+    manager.hello()
+    clear(scratch_of(manager))
+    manager.start(recipe())
+    left = manager.wait_for(LibraryGone)
+    assert (left.failure, left.loading) == (None, True)
+    assert manager.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
+
+
+@pytest.mark.parametrize("source", ["lab", ""])
+def test_pilot_of_a_batch_job_leaves_when_its_parent_has_exited(
+    manager: FakeManager, source: str, tmp_path: Path
+) -> None:
+    """The parent of a pilot exits if condor_master is killed. A local pilot does not watch its parent."""
+    command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
+    options = ["--scratch", str(manager.base / "scratch"), *(["--source", source] if source else [])]
+    starter = subprocess.Popen(["/bin/sh", "-c", '"$@"; :', "starter", *command, *options], cwd=manager.base)
+    pilot = manager.hello().pid
+    manager.ready(recipe())
+    done = tmp_path / "done"
+    [call] = manager.run(sleep_while, [(str(done),)])
+    manager.until((tmp_path / "done-began").exists, what="the call to begin")
+    starter.kill()
+    starter.wait()
+    if source:
+        left = manager.gone()
+        assert (left.failure, left.running) == (None, (call,))
+        leaving = manager.wait_for(PilotLeaving)
+        assert leaving.loss is LossReason.NODE_LOST
+        assert "its parent, sh (process" in leaving.reason
+    else:
+        seen = len(manager.heartbeats)
+        manager.until(lambda: len(manager.heartbeats) > seen + 4, what="heartbeats for two further seconds")
+        done.touch()
+        assert manager.results([call]) == ["done"]
+        os.kill(pilot, signal.SIGTERM)
+        manager.wait_for(PilotLeaving)
+    assert gone([pilot])
+
+
+def test_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    parent = Parent(watched=True)
+    monkeypatch.setattr(os, "getppid", lambda: 77)
+    assert parent.fault() == ""
+
+
+def test_removed_and_recreated_folder_is_noticed(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, pilot="p1")
+    assert (scratch.fault(), ScratchGuard(str(scratch.path)).is_gone) == ("", False)
+    guard = ScratchGuard(str(scratch.path))
+    shutil.rmtree(scratch.path)
+    assert "is gone" in scratch.fault()
+    assert guard.is_gone
+    scratch.path.mkdir()
+    assert "was removed while it ran" in scratch.fault()
+    assert guard.is_gone
+    assert ScratchGuard(str(tmp_path / "removed before the first call")).is_gone
+    scratch.remove()
+
+
+def test_pilot_of_another_python_than_its_session_accepts_no_calls(manager: FakeManager) -> None:
+    manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
+    manager.start_pilot()
+    hello = manager.hello()
+    assert f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python 3.0" in hello.lacks
+    assert [device.fault for device in hello.devices] == [hello.lacks] * 2
