@@ -19,7 +19,7 @@ def test_random_operations_are_answered_once(tmp_path: Path) -> None:
 
 
 def test_board_reports_a_sum_that_is_too_large(tmp_path: Path) -> None:
-    board = station_soak.FetchState(str(tmp_path), 100)
-    board.write(1, 60, ("cpu:0", "cpu:1"), grows=True)
-    board.write(2, 50, ("cpu:1",), grows=True)
-    assert board.found() == ({"cpu:0": 60, "cpu:1": 110}, ["cpu:1: 110 of 100, lib-2 grew"])
+    board = station_soak.SizeBoard(str(tmp_path), 100)
+    board.write(1, 60, ("cpu:0", "cpu:1"))
+    board.write(2, 50, ("cpu:1",))
+    assert board.found() == ({"cpu:0": 60, "cpu:1": 110}, ["cpu:1: 110 of 100 after lib-2"])
