@@ -303,25 +303,25 @@ def _read(path: str) -> tuple[str, str]:
     return path, Path(path).read_text()
 
 
-def test_recipes_receive_their_objects(alone: FakeManager, tmp_path: Path) -> None:
-    cached = 0
+def test_recipes_receive_their_objects(served: FakeManager, tmp_path: Path) -> None:
+    cached = served.until(lambda: served.heartbeats)[-1].cache_bytes
     for library, awareness in enumerate(Awareness, start=1):
         text = f"weights of {awareness}"
         (tmp_path / awareness.value).write_text(text)
         ref = object_of(tmp_path / awareness.value, memo=tmp_path / "memo")
         made = recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness)
-        ready = alone.ready(made, library=library)
-        ((path, read),) = alone.results(alone.run(lambda context: context, [()], library=library, takes_context=True))
-        alone.send(StopLibrary(library=library, reason="the next needs its device"))  # type: ignore[arg-type]
-        alone.gone(library)
+        ready = served.ready(made, library=library)
+        ((path, read),) = served.results(served.run(lambda context: context, [()], library=library, takes_context=True))
+        served.send(StopLibrary(library=library, reason="the next needs its device"))  # type: ignore[arg-type]
+        served.gone(library)
         assert read == text
         if awareness is Awareness.NONE:
             assert path == ref.source
         else:
             cached += len(text)
-            assert path.startswith(str(tmp_path / "scratch"))
+            assert path.startswith(str(served.base / "scratch"))
             assert ready.fetch_s > 0
-        alone.until(lambda: alone.heartbeats and alone.heartbeats[-1].cache_bytes == cached)  # noqa: B023
+        served.until(lambda: served.heartbeats and served.heartbeats[-1].cache_bytes == cached)  # noqa: B023
 
 
 @pytest.mark.parametrize("awareness", [Awareness.NONE, Awareness.FULL])

@@ -29,6 +29,7 @@ def _sleep(seconds: float) -> float:
 
 
 def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) -> None:
+    assert served.hello().ends_in_s == 0, "its job has no walltime"
     served.ready(recipe())
     (pid,) = served.results(served.run(os.getpid, [()]))
     quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
@@ -51,7 +52,7 @@ def test_pilot_repeats_its_hello_and_exits_if_it_is_refused(
     manager: FakeManager, capfd: pytest.CaptureFixture[str]
 ) -> None:
     manager.welcomes = False
-    pilot = manager.start_pilot()
+    pilot = manager.start_pilot(settings="from stoker.pilot.core import presence; presence.WELCOME_S = 0.5")
     manager.until(lambda: len(manager.hellos) > 1, what="the hello that follows an unanswered one")
     manager.send(PilotRefused(reason="both sides need the same version of Stoker"))
     assert pilot.wait(PATIENCE_S) == 3
@@ -193,7 +194,7 @@ def test_pilot_of_a_batch_job_leaves_when_its_parent_has_exited(
         assert "its parent, sh (process" in leaving.reason
     else:
         seen = len(manager.heartbeats)
-        manager.until(lambda: len(manager.heartbeats) > seen + 4, what="heartbeats for two further seconds")
+        manager.until(lambda: len(manager.heartbeats) > seen + 2, what="heartbeats for another second")
         done.touch()
         assert manager.results([call]) == ["done"]
         os.kill(pilot, signal.SIGTERM)

@@ -128,7 +128,8 @@ def probe(folder: Path, text: str) -> str:
 
 def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path: Path) -> None:
     wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
-    manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong))
+    soon = "from stoker.pilot.core import probes; probes.AGAIN_S = 0.1"
+    manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong), settings=soon)
     manager.hello()  # the hello is sent after the probe of each device
     assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
     fault = manager.wait_for(DeviceFault)

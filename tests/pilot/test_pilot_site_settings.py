@@ -23,7 +23,8 @@ SIZE = 60_000
 
 def start(manager: FakeManager, *settings: str) -> None:
     text = "\n".join(["[pilot]", 'devices = "cpu:1"', f'scratch = "{manager.base}/scratch"', *settings])
-    manager.start_pilot(*pilot_options(parse_site(text, file="site.toml").pilot))
+    soon = "from stoker.pilot.core import probes; probes.AGAIN_S = 0.1"
+    manager.start_pilot(*pilot_options(parse_site(text, file="site.toml").pilot), settings=soon)
     manager.hello()
 
 

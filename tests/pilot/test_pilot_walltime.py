@@ -111,10 +111,6 @@ def test_hanging_command_delays_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert observing.query_seconds_until_job_end({"SLURM_JOB_ID": "88"}) == observing.NO_END
 
 
-def test_unlimited_walltime_is_reported_as_zero(served: FakeManager) -> None:
-    assert served.hello().ends_in_s == 0
-
-
 def test_site_file_walltime_applies_without_another_source(manager: FakeManager) -> None:
     manager.start_pilot("--devices", "cpu:1", "--walltime-s", "600")
     assert 500 < manager.hello().ends_in_s <= 600
