@@ -226,6 +226,12 @@ def test_deadline_of_a_waiting_call_is_earlier(pilot: Pilot) -> None:
     assert pilot.shell.take(to_library.Run).waited_s == 2.0
 
 
+def test_token_late_since_the_start_of_a_step_refuses_no_call(pilot: Pilot) -> None:
+    pilot.engines[1].publish(EngineWork(1, 150.0, 99.5, 0.25, math.inf, [], 1, 200))
+    other = outlook(pilot.offer(), 2)
+    assert (other.due_at, other.late_at) == (math.inf, 99.5)
+
+
 def test_underestimated_cache_is_requested(unmeasured: Pilot) -> None:
     unmeasured.engines[0].publish(EngineWork(4, 500.0, accepted_requests=4, peak_tokens=2000))
     own = unmeasured.shell.core.state.devices[GPU[0]].process_bytes
