@@ -74,7 +74,7 @@ def test_context_that_reports_slots_runs_calls_concurrently(served: FakeManager)
     assert len({thread for _, thread in found}) == 8
 
 
-def test_context_is_asked_for_slots_once_unless_its_recipe_declares_them(served: FakeManager) -> None:
+def test_context_is_asked_once_for_slots_if_none_are_declared(served: FakeManager) -> None:
     needs = Needs(memory_bytes=500_000_000)
     cases = ((0, 5, [500_000_000]), (1, 0, []))
     for library, (declared, slots, expected) in enumerate(cases, start=1):
@@ -150,7 +150,7 @@ class Model:
         return found
 
 
-def test_changed_batch_is_reported_at_a_limited_rate_and_urgent_news_at_once() -> None:
+def test_batch_is_reported_at_a_limited_rate_and_news_at_once() -> None:
     model, said = Model(), list[BatchReport]()
     reports = BatchReports(model, say=said.append, every_s=10)
 

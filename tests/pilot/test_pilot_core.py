@@ -118,7 +118,7 @@ def a_library(recipe: Recipe = BARE) -> PilotLibrary:
     return PilotLibrary(StartLibrary(1, recipe, ("cpu:0",)), 0.0)
 
 
-def test_call_named_twice_by_its_marker_leaves_a_library_once() -> None:
+def test_call_that_is_reported_running_twice_leaves_once() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1, 2])
     departure = running_calls.drop_all(library, [1, 1, 9])

@@ -96,7 +96,7 @@ def _open_or_leak(leak: bool) -> None:
         os.close(os.open("/dev/null", os.O_RDONLY))
 
 
-def test_files_in_rings_of_references_do_not_end_a_library(served: FakeManager) -> None:
+def test_files_in_reference_cycles_do_not_end_a_library(served: FakeManager) -> None:
     served.ready(recipe(_limited))
     first = served.results(served.run(os.getpid, [()]))
     served.results(served.run(_keep_files, [()] * 40))

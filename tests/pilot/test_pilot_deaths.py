@@ -171,31 +171,24 @@ def test_killed_pilot_leaves_no_process(alone: FakeManager) -> None:
     assert alone.until(lambda: not list(alone.base.glob("scratch/stoker-*/pilot-*")))
 
 
-def test_killed_zygote_is_replaced(served: FakeManager) -> None:
-    served.ready(recipe())
-    (parent,) = served.results(served.run(os.getppid, [()]))
-    tree = descendants(parent)
-    os.kill(parent, signal.SIGKILL)
-    left = served.gone()
-    assert "zygote" in left.failure.message
-    assert gone(tree)
-    served.ready(recipe(), library=2)
-    assert served.results(served.run(_nothing, [()], library=2)) == [None]
-
-
-def test_killed_zygote_is_no_fault_of_a_loading_context(served: FakeManager, tmp_path: Path) -> None:
+def test_killed_zygote_is_replaced_and_blames_no_loading_context(served: FakeManager, tmp_path: Path) -> None:
     def load() -> None:
-        (tmp_path / "draft").write_text(str(os.getppid()))
-        (tmp_path / "draft").rename(tmp_path / "zygote")
+        (tmp_path / "loading").touch()
         time.sleep(600)
 
-    served.start(recipe(load))
-    served.until((tmp_path / "zygote").exists)
-    os.kill(int((tmp_path / "zygote").read_text()), signal.SIGKILL)
-    left = served.gone()
-    assert left.loading
-    assert left.failure.kind is FailureKind.PILOT
-    assert "zygote" in left.failure.message
+    served.ready(recipe())
+    (zygote,) = served.results(served.run(os.getppid, [()]))
+    served.start(recipe(load), library=2)
+    served.until((tmp_path / "loading").exists)
+    tree = descendants(zygote)
+    os.kill(zygote, signal.SIGKILL)
+    idle, loading = served.gone(1), served.gone(2)
+    assert "zygote" in idle.failure.message
+    assert "zygote" in loading.failure.message
+    assert (loading.loading, loading.failure.kind) == (True, FailureKind.PILOT)
+    assert gone(tree)
+    served.ready(recipe(), library=3)
+    assert served.results(served.run(_nothing, [()], library=3)) == [None]
 
 
 def test_module_that_kills_its_zygote_fails_only_one_library(served: FakeManager) -> None:

@@ -88,7 +88,7 @@ def test_long_frame_allocates_memory_as_it_arrives() -> None:
         assert sys.getsizeof(reader._buffer) < 2**20
 
 
-def test_least_recently_used_functions_are_evicted_beyond_a_count_or_size() -> None:
+def test_least_recently_used_functions_are_evicted() -> None:
     def blob(name: str, size: int) -> FunctionBlob:
         return FunctionBlob(key=name, name=name, blob=bytes(size))  # type: ignore[arg-type]
 

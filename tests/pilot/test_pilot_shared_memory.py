@@ -248,7 +248,7 @@ print([each.orphans for each in told], server._trackers)
 """
 
 
-def test_ended_tracker_is_forgotten_whoever_reaps_it() -> None:
+def test_ended_resource_tracker_is_forgotten() -> None:
     """Without this rule Stoker could kill another process with a reused process id."""
     said = subprocess.run([sys.executable, "-c", TWO_ENDS], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout == "[0, 0] {}\n"

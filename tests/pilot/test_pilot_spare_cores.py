@@ -58,7 +58,7 @@ def test_host_memory_is_reserved_for_the_gpus_up_to_half(find: Find, memory: int
     assert sizes == [left // 2, left // 2]
 
 
-def test_default_is_one_device_per_spare_core_and_gpus_alone_share_all(find: Find) -> None:
+def test_spare_cores_are_devices_and_lone_gpus_share_all_cores(find: Find) -> None:
     assert _cores(find("gpu+cpu", cores=5, gpu_cores=3)) == {"cuda:0": (0, 1, 2), "cpu:0": (3,), "cpu:1": (4,)}
     alone = find("gpu", gpus=2, cores=6)
     assert _cores(alone) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
