@@ -24,27 +24,18 @@ WRITER, PLAIN = 1, 2
 
 
 @pytest.fixture(scope="module")
-def pilots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[FakeManager]]:
-    made: list[FakeManager] = []
-    yield made
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def pilot(pilots: list[FakeManager], tmp_path_factory: pytest.TempPathFactory) -> FakeManager:
-    """Return a pilot that the tests share until one of its libraries is lost."""
-    if pilots and not any(isinstance(message, LibraryGone) for message in pilots[-1].said):
-        return pilots[-1]
+def pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
     folder = tmp_path_factory.mktemp("pilot")
     write_tiny_model(folder / "writer", ends=False, ascii_only=True, layers=1)
-    made = FakeManager(folder)
-    pilots.append(made)
-    made.start_pilot("--devices", "cpu:2")
-    made.hello()
-    made.ready(causal_lm(folder / "writer"), library=WRITER, devices=("cpu:0",))
-    made.ready(recipe(), library=PLAIN, devices=("cpu:1",))
-    return made
+    made = FakeManager(folder, lease_s=900)
+    try:
+        made.start_pilot("--devices", "cpu:2")
+        made.hello()
+        made.ready(causal_lm(folder / "writer"), library=WRITER, devices=("cpu:0",))
+        made.ready(recipe(), library=PLAIN, devices=("cpu:1",))
+        yield made
+    finally:
+        made.close()
 
 
 # Each function loops, so that no call ends before its test stops it.
