@@ -122,12 +122,12 @@ def test_suspended_time_of_a_job_counts_for_no_time_limit(manager: FakeManager, 
     pilot = manager.start_pilot(settings="from stoker.pilot.core import limits; limits.STOPPED_S = 1.0")
     manager.ready(recipe())
     started, go = tmp_path / "started", tmp_path / "go"
-    calls = manager.run(waits, [()], options=CallOptions(limit_s=3.0))
+    calls = manager.run(waits, [()], options=CallOptions(limit_s=4.0))
     manager.until(started.exists, what="the call runs")
     job = [*reversed(descendants(pilot.pid)), pilot.pid]
     for pid in job:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(3.2)
+    time.sleep(4.2)
     for pid in job:
         os.kill(pid, signal.SIGCONT)
     before = len(manager.heartbeats)

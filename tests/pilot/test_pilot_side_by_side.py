@@ -103,13 +103,13 @@ def test_call_that_waits_for_its_modules_can_be_returned(served: FakeManager, fo
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
     served.until(log.exists, what="the first call to begin")
     # this call ends while another waits for its modules
-    (beside,) = served.run(pause, [()], options=CallOptions(limit_s=1.5))
+    (beside,) = served.run(pause, [()], options=CallOptions(limit_s=2.0))
     second, third = served.run(
-        blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=1.5)
+        blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=2.0)
     )
     last, newest = served.run(plain, [(), ()])
     assert served.results([beside]) == ["paused"]
-    time.sleep(1.8)  # time limits run neither for the ended call nor for the waiting call
+    time.sleep(2.3)  # time limits run neither for the ended call nor for the waiting call
     served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
     assert served.wait_for(CallsReturned).calls == (second,)
     served.send(TakeBack(library=LibraryId(1), count=1))
