@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.pilot.core import commands
@@ -15,65 +14,29 @@ from stoker.pilot.core.state import Ledger, PilotFacts, PilotLibrary, Timers
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import StartLibrary
 
-DEVICES = {"cuda:0": 100, "cuda:1": 60}
 
+@pytest.mark.parametrize(
+    ("library", "devices", "size"),
+    [
+        (1, ("cuda:0",), 10),  # it has a reservation already
+        (2, (), 10),
+        (2, ("cuda:9",), 10),
+        (2, ("cuda:0", "cuda:0"), 10),
+        (2, ("cuda:0",), -1),
+        (2, ("cuda:0", "cuda:1"), 41),
+    ],
+)
+def test_ledger_refuses_impossible_reservations(library: int, devices: tuple[str, ...], size: int) -> None:
+    ledger = Ledger({"cuda:0": 100, "cuda:1": 60})  # type: ignore[dict-item]
+    ledger.reserve(1, devices=("cuda:0",), memory_bytes=60)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"."):
+        ledger.reserve(library, devices=devices, memory_bytes=size)  # type: ignore[arg-type]
+    for wrong in (-1, 101):
+        with pytest.raises(ValueError, match=r"."):
+            ledger.resize(1, memory_bytes=wrong)  # type: ignore[arg-type]
+    ledger.validate()
+    assert (ledger.free("cuda:0"), ledger.free("cuda:1")) == (40, 60)  # type: ignore[arg-type]
 
-class LedgerMachine(RuleBasedStateMachine):
-    """No sequence of valid or invalid orders exceeds the memory of a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ledger = Ledger(DEVICES)
-        self.model: dict[int, tuple[tuple[str, ...], int]] = {}
-
-    def held_on(self, device: str) -> int:
-        return sum(size for devices, size in self.model.values() if device in devices)
-
-    @rule(
-        library=st.integers(0, 4),
-        devices=st.lists(st.sampled_from(["cuda:0", "cuda:1", "cuda:9"]), max_size=3),
-        size=st.integers(-5, 120),
-    )
-    def reserve(self, library: int, devices: list[str], size: int) -> None:
-        sane = (
-            library not in self.model
-            and devices
-            and len(set(devices)) == len(devices)
-            and size >= 0
-            and all(one in DEVICES and self.held_on(one) + size <= DEVICES[one] for one in devices)
-        )
-        if sane:
-            self.ledger.reserve(library, devices=tuple(devices), memory_bytes=size)
-            self.model[library] = (tuple(devices), size)
-        else:
-            with pytest.raises(ValueError, match=r"."):
-                self.ledger.reserve(library, devices=tuple(devices), memory_bytes=size)
-
-    @rule(library=st.integers(0, 4), size=st.integers(-5, 120))
-    def resize(self, library: int, size: int) -> None:
-        devices, before = self.model.get(library, ((), 0))
-        if devices and size >= 0 and all(self.held_on(one) - before + size <= DEVICES[one] for one in devices):
-            self.ledger.resize(library, memory_bytes=size)
-            self.model[library] = (devices, size)
-        else:
-            with pytest.raises(ValueError, match=r"."):
-                self.ledger.resize(library, memory_bytes=size)
-
-    @rule(library=st.integers(0, 4))
-    def release(self, library: int) -> None:
-        self.ledger.release(library)
-        self.model.pop(library, None)
-
-    @invariant()
-    def adds_up(self) -> None:
-        self.ledger.validate()
-        for device, capacity in DEVICES.items():
-            assert self.ledger.free(device) == capacity - self.held_on(device) >= 0
-        for library, (_, size) in self.model.items():
-            assert self.ledger.held(library) == size
-
-
-TestLedger = LedgerMachine.TestCase
 
 entries = st.lists(
     st.builds(CachedObject, st.text("abc", min_size=1), st.integers(0, 50), st.floats(0, 9), st.booleans()),
