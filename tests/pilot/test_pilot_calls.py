@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from fake_manager import FakeManager, function, recipe
 
@@ -84,6 +85,18 @@ def test_each_call_has_an_empty_folder_or_the_named_one(served: FakeManager, tmp
     first, second = served.results(served.run(os.getcwd, [(), ()]))
     assert first == second
     assert first.startswith(str(served.base / "scratch"))
+
+
+def test_large_payloads_are_transferred_in_both_directions(served: FakeManager) -> None:
+    def double(data: Any, raw: bytes) -> tuple[Any, bytes]:
+        data *= 2
+        return data, raw[::-1]
+
+    served.ready(recipe())
+    data, raw = numpy.arange(600_000, dtype=numpy.float64), bytes(range(256)) * 8000
+    ((back, turned),) = served.results(served.run(double, [(data, raw)]))
+    assert numpy.array_equal(back, data * 2)
+    assert turned == raw[::-1]
 
 
 def test_many_inline_payloads_fit_in_one_frame(served: FakeManager) -> None:

@@ -14,7 +14,7 @@ from stoker.pilot.core.state import Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
-from stoker.protocol.calls import FailureKind
+from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_manager import DeviceFacts
 
@@ -162,6 +162,28 @@ def test_wake_order_before_the_sleep_is_kept(pilot: CoreShell) -> None:
     wake(sleep(ready(pilot)))
     assert not pilot.all(to_library.Wake)
     slept(pilot).take(to_library.Wake)
+
+
+@pytest.mark.parametrize("stage", [Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING])
+def test_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: Stage) -> None:
+    sleep(ready(pilot))
+    if stage is not Stage.SLEEPING:
+        slept(pilot)
+    if stage is Stage.WAKING:
+        wake(pilot)
+    assert pilot.library().stage is stage
+    pilot.die(signal=9)
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
+    assert f"while model was {stage.value}" in gone.failure.message
+    assert free(pilot) == (24, 20)
+
+
+def test_exception_of_the_context_is_reported(pilot: CoreShell) -> None:
+    raised = Failure(FailureKind.CONTEXT, "sleep() of the context model raised OSError: no")
+    sleep(ready(pilot)).say(1, to_agent.SleepFailed(raised)).die(exit_code=1)
+    assert pilot.take(told.LibraryGone).failure == raised
 
 
 def test_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> None:

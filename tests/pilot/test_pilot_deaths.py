@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from fake_manager import FakeManager, descendants, gone, recipe
+from fake_manager import FakeManager, alive, descendants, gone, recipe
 from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
 from stoker.protocol.calls import CallOptions, FailureKind, Printed
 from stoker.protocol.to_manager import LibraryReady
+from stoker.protocol.to_pilot import StopLibrary
 
 
 def _nothing() -> None:
@@ -96,6 +99,58 @@ def test_loader_that_hangs_fails_after_load_limit(served: FakeManager) -> None:
     assert left.loading
     assert left.failure.kind is FailureKind.CONTEXT
     assert "load_limit" in left.failure.message
+
+
+def _talks() -> int:
+    for _ in range(40_000):
+        print("x" * 99)
+    return 5
+
+
+def test_loader_that_prints_megabytes_succeeds(served: FakeManager) -> None:
+    served.ready(recipe(_talks))
+    assert served.results(served.run(lambda context: context, [()], takes_context=True)) == [5]
+
+
+def test_children_that_fork_twice_die_with_their_library(served: FakeManager) -> None:
+    def spawn() -> list[int]:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            for _ in range(3):
+                if os.fork() == 0:
+                    os.write(write, b"%d " % os.getpid())
+                    time.sleep(600)
+            os._exit(0)
+        os.wait()
+        pids: list[int] = []
+        while len(pids) < 3:
+            pids += map(int, os.read(read, 100).split())
+        return pids
+
+    served.ready(recipe(spawn))
+    (pids,) = served.results(served.run(lambda context: context, [()], takes_context=True))
+    assert all(map(alive, pids))
+    served.send(StopLibrary(library=1, reason="test"))
+    assert served.gone().failure is None
+    assert gone(pids)
+
+
+def test_forked_child_that_returns_is_not_a_second_library(served: FakeManager) -> None:
+    def split() -> int:
+        return os.fork() and os.getpid()
+
+    served.ready(recipe())
+    first, second = served.results(served.run(split, [(), ()]))
+    assert [first] == [second] == served.results(served.run(os.getpid, [()]))
+
+
+def test_killed_idle_library_is_reported(served: FakeManager) -> None:
+    served.ready(recipe())
+    (pid,) = served.results(served.run(os.getpid, [()]))
+    os.kill(pid, signal.SIGKILL)
+    left = served.gone()
+    assert (left.failure.signal, left.loading, left.running, left.unstarted) == (signal.SIGKILL, False, (), ())
 
 
 def test_memory_of_a_child_process_counts_for_the_call(served: FakeManager) -> None:
@@ -298,3 +353,32 @@ def test_lack_of_processes_is_blamed_on_the_pilot(manager: FakeManager, tmp_path
     assert left.failure.kind is FailureKind.PILOT
     assert "its process could not be created: [Errno 11]" in left.failure.message
     assert "raise the limit of processes (ulimit -u)" in left.failure.message
+
+
+def _leave_a_thread_behind(begins: str) -> None:
+    """Leave a thread that holds the interpreter lock after the end of the call."""
+
+    def late() -> None:
+        time.sleep(0.5)
+        Path(begins).touch()
+        re.match(r"(a+)+$", "a" * 60 + "b")
+
+    threading.Thread(target=late, daemon=True).start()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stuck", ["thread", "stopped"])
+def test_library_that_starts_no_call_ends_and_its_calls_move(manager: FakeManager, stuck: str, tmp_path: Path) -> None:
+    manager.start_pilot(settings="from stoker.pilot.core import limits; limits.NO_CALL_STARTED_LIMIT_S = 2.0")
+    manager.ready(recipe())
+    if stuck == "thread":
+        manager.results(manager.run(_leave_a_thread_behind, [(str(tmp_path / "begins"),)]))
+        manager.until((tmp_path / "begins").exists, what="the thread to begin")
+        time.sleep(0.5)  # the thread needs a few more instructions to take the lock
+    else:
+        (pid,) = manager.results(manager.run(os.getpid, [()]))
+        os.kill(pid, signal.SIGSTOP)
+    calls = manager.run(_nothing, [(), ()])
+    left = manager.gone()
+    assert (left.running, left.unstarted) == ((), tuple(calls))
+    assert "has not begun any of its calls for" in left.failure.message
