@@ -18,6 +18,8 @@ import psutil
 
 BASE = 60 << 20
 """Bytes that a library process needs in addition to the allocated bytes."""
+ASLEEP = 8 << 20
+"""Bytes of each device that a sleeping library keeps."""
 REFUSES = 1
 """Bit of a size that the context refuses: accepted sizes are even."""
 
@@ -96,6 +98,15 @@ class Holder:
         self._bytes = b"\1" * (size - BASE)
         if not grows:
             self._board.write(self._library, size, self._devices)
+
+    def sleep(self) -> None:
+        time.sleep(self._slow_s)
+        self._bytes = b""
+        self._board.write(self._library, ASLEEP, self._devices)
+
+    def wake(self) -> None:
+        self._board.write(self._library, self._held, self._devices)
+        self._bytes = b"\1" * (self._held - BASE)
 
 
 def hold(folder: str, capacity: int, library: int, devices: tuple[str, ...], size: int, slow_s: float) -> Holder:

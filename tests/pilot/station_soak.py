@@ -1,4 +1,4 @@
-"""Random loads, resizes, unloads and kills over one real pilot and its libraries (docs/decisions/050).
+"""Random loads, resizes, sleeps, wakes, unloads and kills over one real pilot and its libraries (docs/decisions/050).
 
     python tests/pilot/station_soak.py --operations 10000 > record.json
 
@@ -8,6 +8,7 @@ device must never use more memory than the device has, and each operation must h
 
 - a load: LibraryReady, or the library's end before it was ready;
 - a resize: LibraryResized. No answer is needed if the library has ended or a later resize came first;
+- a sleep: LibraryAsleep; a wake: LibraryAwake; or the library's end;
 - an unload or a kill: LibraryGone, and no later message about the library. If the library had just died, the order to
   end it is answered by a second LibraryGone without a failure.
 """
@@ -33,10 +34,10 @@ from station_holder import BASE, SizeBoard, hold
 
 from stoker.contexts.recipe import Needs
 from stoker.pilot.devices.cpu import USED_SHARE
-from stoker.protocol.to_manager import LibraryGone, LibraryReady, LibraryResized
-from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
+from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake, LibraryGone, LibraryReady, LibraryResized
+from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, StopLibrary, WakeLibrary
 
-Answer = LibraryReady | LibraryResized | LibraryGone
+Answer = LibraryReady | LibraryResized | LibraryAsleep | LibraryAwake | LibraryGone
 DEVICES = ("cpu:0", "cpu:1")
 UNIT = 4096
 GRANTED_MIB = 1024
@@ -46,18 +47,22 @@ GRANTED = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": str(GRANTED_MIB)}
 LEAST = BASE // UNIT + 1
 MOST_LIBRARIES, MOST_OPEN = 12, 10
 STALL_S = 60.0
-WEIGHTS = {"load": 12, "grow": 30, "shrink": 30, "unload": 8, "kill": 4}
+WEIGHTS = {"load": 12, "grow": 30, "shrink": 30, "sleep": 30, "wake": 30, "unload": 8, "kill": 4}
 
 
 @dataclass
 class Held:
-    """A library in the manager. `open`: ordered sizes in bytes without an answer, oldest first."""
+    """A library in the manager. `open`: ordered sizes in bytes without an answer, oldest first. `awake_bytes`:
+    reserved bytes before it slept; 0: it is awake. `moves`: the unanswered `sleep` or `wake`.
+    """
 
     devices: tuple[str, ...]
     promised: int
     ready: bool = False
     ending: bool = False
     open: list[int] = field(default_factory=list)
+    awake_bytes: int = 0
+    moves: str = ""
 
 
 class StationSoak:
@@ -104,7 +109,10 @@ class StationSoak:
         return time.monotonic() - self._heard_at > STALL_S and self._open() > 0
 
     def _open(self) -> int:
-        return sum(bool(library.open) + (library.ending or not library.ready) for library in self.libraries.values())
+        return sum(
+            bool(library.open or library.moves) + (library.ending or not library.ready)
+            for library in self.libraries.values()
+        )
 
     # ---- operations
 
@@ -143,7 +151,11 @@ class StationSoak:
             return True
         if what == "kill":
             return self._kill(number)
-        if not library.ready:
+        if not library.ready or library.moves:
+            return False
+        if what in ("sleep", "wake"):
+            return self._move(what, number, library)
+        if library.awake_bytes:
             return False
         held = library.promised // UNIT
         least, most = (held, held + self._room(library.devices) // UNIT) if what == "grow" else (LEAST, held)
@@ -156,6 +168,20 @@ class StationSoak:
         library.promised = size
         library.open.append(size)
         self._manager.send(ResizeLibrary(number, size))  # type: ignore[arg-type]
+        return True
+
+    def _move(self, what: str, number: int, library: Held) -> bool:
+        if library.open or (what == "sleep") is bool(library.awake_bytes):
+            return False
+        if what == "sleep":
+            library.awake_bytes, library.promised = library.promised, min(library.promised, BASE)
+            self._manager.send(SleepLibrary(number, library.promised))  # type: ignore[arg-type]
+        elif library.awake_bytes - library.promised > self._room(library.devices):
+            return False
+        else:
+            library.promised = max(library.promised, library.awake_bytes)
+            self._manager.send(WakeLibrary(number, library.promised))  # type: ignore[arg-type]
+        library.moves = what
         return True
 
     def _end(self, number: int, library: Held) -> None:
@@ -208,6 +234,8 @@ class StationSoak:
                 self.answers["load: ready"] += 1
             case LibraryResized():
                 self._resized(library, message)
+            case LibraryAsleep() | LibraryAwake():
+                self._moved(library, message)
             case LibraryGone():
                 self._over(library, message)
 
@@ -223,9 +251,23 @@ class StationSoak:
         if not library.open:
             library.promised = message.device_memory_bytes
 
+    def _moved(self, library: Held, message: LibraryAsleep | LibraryAwake) -> None:
+        asleep = isinstance(message, LibraryAsleep)
+        refused = isinstance(message, LibraryAwake) and message.refused
+        if library.moves != ("sleep" if asleep or refused else "wake"):
+            self.wrong.append(f"answers no order that is open: {message}")
+            return
+        self.answers[f"{library.moves}: {'refused' if refused else 'done'}"] += 1
+        library.moves, library.promised = "", message.device_memory_bytes
+        if not asleep:
+            library.awake_bytes = 0
+
     def _over(self, library: Held, message: LibraryGone) -> None:
         del self.libraries[message.library]
-        self.crossed[message.library] = library.ending and message.failure is not None
+        was_asleep = bool(library.awake_bytes)  # the pilot may have ended the library to free memory
+        self.crossed[message.library] = library.ending and (message.failure is not None or was_asleep)
+        if library.moves:
+            self.answers[f"{library.moves}: its library ended"] += 1
         self.answers["resize: its library ended"] += len(library.open)
         if not library.ready:
             self.answers["load: ended before it was ready"] += 1
@@ -233,7 +275,8 @@ class StationSoak:
 
 
 def record_of(soak: StationSoak) -> dict[str, Any]:
-    ordered = {"load": soak.issued["load"], "resize": soak.issued["grow"] + soak.issued["shrink"]}
+    ordered = {what: soak.issued[what] for what in ("load", "sleep", "wake")}
+    ordered["resize"] = soak.issued["grow"] + soak.issued["shrink"]
     answered = {
         kind: sum(count for what, count in soak.answers.items() if what.startswith(f"{kind}:")) for kind in ordered
     }
