@@ -343,6 +343,8 @@ def test_pilots_detect_that_they_share_one_cache(cache: ObjectCache, tmp_path: P
     assert ObjectCache(tmp_path / "elsewhere", bound_bytes=1000).identity != cache.identity
 
 
+# ---- snapshots of models
+
 FORM = "file-0123456789abcdef-float32-1"
 
 

@@ -259,6 +259,9 @@ def test_slots_run_concurrently_with_separate_folders_and_output(served: FakeMan
         assert Path(printed.path).read_bytes()[printed.start : printed.end] == f"I am {name}\n".encode()
 
 
+# ---- random orders
+
+
 def _work(seconds: float) -> float:
     if seconds < 0:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -113,6 +113,9 @@ def test_pilot_with_a_removed_folder_serves_calls(manager: FakeManager) -> None:
     assert manager.results(manager.run(_sleep, [(0.0,)])) == [0.0]
 
 
+# ---- resources of the job
+
+
 def scratch_of(manager: FakeManager) -> Path:
     [folder] = manager.base.glob("scratch/stoker-*/pilot-*")
     return folder

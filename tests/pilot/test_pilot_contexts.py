@@ -131,6 +131,8 @@ def test_reservation_beyond_the_recipe_sets_no_memory_limit() -> None:
     assert pilot.take(commands.StartProcess).device_memory_bytes == 0
 
 
+# ---- reports of the batch
+
 TIMES = times_of([StepSample(False, 4, 64, 0.1)])
 
 
@@ -193,6 +195,8 @@ def test_manager_receives_the_batch_of_a_real_library(served: FakeManager) -> No
     served.ready(recipe(load))
     assert served.wait_for(LibraryBatch).load == EngineLoad(running=5, rows=8)
 
+
+# ---- sleep
 
 MIB = 1 << 20
 

@@ -162,6 +162,8 @@ def test_grace_time_equals_the_load_time_within_bounds(pilot: CoreShell, load_s:
     assert grace_s(pilot.library()) == pytest.approx(expected)
 
 
+# ---- pieces of results
+
 RUN = 7
 
 

@@ -75,6 +75,8 @@ def test_wait_is_bounded_by_patience_and_one_turn_of_each_library(libraries: lis
         assert min(had.values()) > 0
 
 
+# ---- shadow validation
+
 MINE, OTHER = LibraryId(1), LibraryId(2)
 
 

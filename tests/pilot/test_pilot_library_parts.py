@@ -251,6 +251,9 @@ def test_slots_share_one_function_in_its_first_calls() -> None:
     assert opened[0] is opened[1] is opened[2]
 
 
+# ---- short texts of exceptions
+
+
 def raised_by(code: str) -> BaseException:
     space = {"__name__": "theirs", "json": json}
     try:

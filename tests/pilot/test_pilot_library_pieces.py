@@ -98,6 +98,9 @@ def test_pieces_of_many_threads_are_sent_once_and_in_order(frames):
     assert len(frames) < streams * count
 
 
+# ---- gangs
+
+
 CALL = CallId(7)
 
 

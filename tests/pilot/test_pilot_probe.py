@@ -243,6 +243,9 @@ def test_driver_that_cannot_compile_gives_no_verdict() -> None:
 SOUND, UNKNOWN, FAILED, WRONG = ProbeVerdict.SOUND, ProbeVerdict.UNKNOWN, ProbeVerdict.FAILED, ProbeVerdict.WRONG
 
 
+# ---- the health of a device
+
+
 def after(*answers: ProbeVerdict) -> DeviceHealth:
     health = DeviceHealth()
     for number, answer in enumerate(answers):
