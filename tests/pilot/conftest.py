@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from fake_manager import FakeManager, carried_session
+from fake_manager import FakeManager
 
 
 @pytest.fixture
@@ -53,10 +53,3 @@ def keyed(manager: FakeManager) -> FakeManager:
     """A manager with a transfer key that answers object requests only when the test says so."""
     manager.take_key()
     return manager
-
-
-@pytest.fixture
-def sandbox(keyed: FakeManager, tmp_path: Path) -> Iterator[Path]:
-    """The files that a job without shared files brings from a session with a running seed."""
-    with carried_session(keyed, tmp_path / "sandbox") as folder:
-        yield folder

@@ -31,7 +31,6 @@ from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, Call
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.protocol.to_manager import (
     CallsEnded,
-    CallsReturned,
     FetchFailed,
     Heartbeat,
     LibraryGone,
@@ -41,7 +40,6 @@ from stoker.protocol.to_manager import (
 )
 from stoker.protocol.to_pilot import (
     Ack,
-    Exit,
     FetchObject,
     FunctionBlob,
     HelloAgain,
@@ -70,7 +68,7 @@ def function(call: Callable[..., Any], *, takes_context: bool = False) -> Functi
 class FakeManager:
     """The manager side of one pilot. `lease_s`: seconds without this manager after which the pilot exits."""
 
-    def __init__(self, folder: Path, *, acks: bool = True, lease_s: float = 20) -> None:
+    def __init__(self, folder: Path, *, lease_s: float = 20) -> None:
         self.folder = SessionFolder(folder / "session")
         self.folder.make()
         self.base = folder
@@ -79,7 +77,7 @@ class FakeManager:
             public, secret = zmq.curve_keypair()
             self.keys[role] = KeyPair(public.decode(), secret.decode())
             self.folder.write_key(role, self.keys[role])
-        self.acks = acks
+        self.acks = True
         self.lease_s = lease_s
         self.said: list[Any] = []
         self.hellos: list[PilotHello] = []
@@ -319,9 +317,6 @@ class FakeManager:
     def ends(self) -> dict[int, CallEnd]:
         return {end.call: end for message in self.said if type(message) is CallsEnded for end in message.ends}
 
-    def returned(self) -> list[int]:
-        return [call for message in self.said if type(message) is CallsReturned for call in message.calls]
-
     def results(self, calls: list[int], *, wait_s: float = WAIT_S) -> list[Any]:
         self.until(lambda: set(calls) <= set(self.ends()), what=f"calls {calls[:3]}...", wait_s=wait_s)
         ends = self.ends()
@@ -336,9 +331,6 @@ class FakeManager:
 
     def gone(self, library: int = 1, *, wait_s: float = WAIT_S) -> LibraryGone:
         return self.wait_for(LibraryGone, library=library, wait_s=wait_s)
-
-    def exit(self) -> None:
-        self.send(Exit(reason="test is over"))
 
 
 @contextmanager

@@ -1,17 +1,26 @@
+"""Pilots keep, lose and refuse their connection; they exit if their job loses its resources."""
+
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
-from fake_manager import FakeManager, recipe
-from polling import PATIENCE_S
+from fake_manager import FakeManager, gone, recipe
+from polling import PATIENCE_S, polls
 
-from stoker.protocol.to_pilot import Ack, CancelCalls, HelloAgain, PilotRefused, PilotWelcome, StopLibrary
-
-
-def _pid() -> int:
-    return os.getpid()
+from stoker.pilot.agent.scratch import Parent, Scratch
+from stoker.pilot.library.process import ScratchGuard
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.session import PYTHON
+from stoker.protocol.to_manager import LibraryGone, PilotLeaving
+from stoker.protocol.to_pilot import PilotRefused, PilotWelcome
 
 
 def _sleep(seconds: float) -> float:
@@ -19,14 +28,10 @@ def _sleep(seconds: float) -> float:
     return seconds
 
 
-def _wait_for(path: str) -> None:
-    while not os.path.exists(path):
-        time.sleep(0.01)
-
-
 def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) -> None:
+    assert served.hello().ends_in_s == 0, "its job has no walltime"
     served.ready(recipe())
-    (pid,) = served.results(served.run(_pid, [()]))
+    (pid,) = served.results(served.run(os.getpid, [()]))
     quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
     time.sleep(0.1)
     served.hang_up()
@@ -40,83 +45,15 @@ def test_results_are_sent_when_an_absent_manager_is_back(served: FakeManager) ->
     assert hello.libraries[0].calls == (quick, slow, last)
     assert hello.libraries[0].ready
     assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
-    assert served.results(served.run(_pid, [()])) == [pid]
+    assert served.results(served.run(os.getpid, [()])) == [pid]
 
 
-def test_hello_describes_the_state_before_unacknowledged_frames(alone: FakeManager) -> None:
-    alone.acks = False
-    alone.ready(recipe())
-    calls = alone.run(_sleep, [(0.0,), (0.0,)])
-    assert alone.results(calls) == [0.0, 0.0]
-    alone.send(StopLibrary(library=1, reason="test"))
-    alone.gone()
-    said = list(alone.said)
-    before = len(alone.hellos)
-    alone.hang_up()
-    alone.said.clear()
-    alone.inbox.last = 0
-    alone.listen()
-    alone.until(lambda: len(alone.hellos) > before)
-    (facts,) = alone.hellos[-1].libraries
-    assert facts.library == 1
-    assert not facts.ready
-    assert facts.calls == tuple(calls)
-    alone.until(lambda: len(alone.said) >= len(said))
-    assert alone.said == said
-    alone.send(Ack(alone.inbox.last))
-    before = len(alone.hellos)
-    alone.hang_up()
-    alone.listen()
-    alone.until(lambda: len(alone.hellos) > before)
-    assert alone.hellos[-1].libraries == ()
-
-
-def test_unanswered_hello_is_repeated(manager: FakeManager) -> None:
-    manager.welcomes = False
-    manager.start_pilot()
-    manager.hello()
-    manager.until(lambda: len(manager.hellos) > 1, wait_s=60)
-    manager.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
-
-
-def _note(path: str, text: str) -> None:
-    with open(path, "a") as file:
-        file.write(text)
-
-
-def test_orders_from_before_the_last_hello_are_dropped(alone: FakeManager) -> None:
-    alone.ready(recipe())
-    notes = alone.base / "notes"
-    alone.results(alone.run(_note, [(str(notes), "first ")]))
-    alone.welcomes = False
-    asked = len(alone.hellos)
-    alone.send(HelloAgain(alone.inbox.last), HelloAgain(alone.inbox.last))
-    alone.until(lambda: len(alone.hellos) > asked)
-    # the manager sends this call before reading the hello, so the pilot ignores the call
-    (lost,) = alone.run(_note, [(str(notes), "second ")])
-    alone.start(recipe(), library=2, devices=("cpu:1",))
-    alone.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
-    alone.send(HelloAgain(alone.inbox.last))
-    alone.until(lambda: len(alone.hellos) > asked + 1)
-    assert len(alone.hellos) == asked + 2, "one hello answers all requests"
-    hello, last = alone.hellos[-2:]
-    assert last.number == hello.number + 1
-    assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
-
-    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
-    alone.run(_note, [(str(notes), "third ")])  # the manager sends this call before reading the last hello
-    alone.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
-    assert alone.results(alone.run(_note, [(str(notes), "fourth")])) == [None]
-    assert notes.read_text() == "first fourth"
-    assert not alone.returned()
-
-
-def test_refused_pilot_exits_and_its_job_output_has_the_reason(
+def test_pilot_repeats_its_hello_and_exits_if_it_is_refused(
     manager: FakeManager, capfd: pytest.CaptureFixture[str]
 ) -> None:
     manager.welcomes = False
-    pilot = manager.start_pilot()
-    manager.hello()
+    pilot = manager.start_pilot(settings="from stoker.pilot.core import presence; presence.WELCOME_S = 0.5")
+    manager.until(lambda: len(manager.hellos) > 1, what="the hello that follows an unanswered one")
     manager.send(PilotRefused(reason="both sides need the same version of Stoker"))
     assert pilot.wait(PATIENCE_S) == 3
     last = capfd.readouterr().err.splitlines()[-1]
@@ -158,23 +95,15 @@ def test_invalid_frames_are_refused_and_counted(served: FakeManager) -> None:
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
-def test_missing_session_is_reported_in_one_line(manager: FakeManager) -> None:
-    import subprocess
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.base / "nowhere")],
-        capture_output=True,
-        text=True,
-    )
+def test_missing_session_is_reported_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(tmp_path / "nowhere")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_pilot_with_a_removed_folder_serves_calls(manager: FakeManager) -> None:
-    import shutil
-
     folder = manager.base / "gone"
     folder.mkdir()
     manager.start_pilot(folder=folder)
@@ -182,3 +111,124 @@ def test_pilot_with_a_removed_folder_serves_calls(manager: FakeManager) -> None:
     shutil.rmtree(folder)
     manager.ready(recipe())
     assert manager.results(manager.run(_sleep, [(0.0,)])) == [0.0]
+
+
+# ---- resources of the job
+
+
+def scratch_of(manager: FakeManager) -> Path:
+    [folder] = manager.base.glob("scratch/stoker-*/pilot-*")
+    return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove a folder in which the pilot and its libraries may still create files."""
+    for _ in polls(PATIENCE_S):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+    raise AssertionError(f"{folder} does not go")
+
+
+def write_when_cleared(folder: str) -> None:
+    while os.path.exists(folder):
+        time.sleep(0.005)
+    with open("made", "w") as file:
+        file.write("x")
+
+
+def sleep_while(path: str) -> str:
+    open(f"{path}-began", "w").close()
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return "done"
+
+
+def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeManager) -> None:
+    alone.ready(recipe())
+    folder = scratch_of(alone)
+    running, waiting = alone.run(write_when_cleared, [(str(folder),), (str(folder),)])
+    alone.until(lambda: alone.heartbeats, what="a heartbeat")
+    clear(folder.parent)
+    left = alone.gone()
+    assert left.failure is None, "the context is not blamed"
+    assert set(left.running) | set(left.unstarted) == {running, waiting}
+    leaving = alone.wait_for(PilotLeaving)
+    assert leaving.loss is LossReason.SCRATCH_GONE
+    assert "scratch folder" in leaving.reason
+    assert alone.ends() == {}, "no call ended"
+    assert alone.pilots[0].wait(PATIENCE_S) == 0
+
+
+_LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
+"""Code that stops the checks of a pilot, so that the order arrives before the pilot misses the folder."""
+
+
+def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
+    manager.start_pilot(settings=_LOOKS_NOT_BY_ITSELF)
+    manager.hello()
+    clear(scratch_of(manager))
+    manager.start(recipe())
+    left = manager.wait_for(LibraryGone)
+    assert (left.failure, left.loading) == (None, True)
+    assert manager.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
+
+
+@pytest.mark.parametrize("source", ["lab", ""])
+def test_pilot_of_a_batch_job_leaves_when_its_parent_has_exited(
+    manager: FakeManager, source: str, tmp_path: Path
+) -> None:
+    """The parent of a pilot exits if condor_master is killed. A local pilot does not watch its parent."""
+    command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
+    options = ["--scratch", str(manager.base / "scratch"), *(["--source", source] if source else [])]
+    starter = subprocess.Popen(["/bin/sh", "-c", '"$@"; :', "starter", *command, *options], cwd=manager.base)
+    pilot = manager.hello().pid
+    manager.ready(recipe())
+    done = tmp_path / "done"
+    [call] = manager.run(sleep_while, [(str(done),)])
+    manager.until((tmp_path / "done-began").exists, what="the call to begin")
+    starter.kill()
+    starter.wait()
+    if source:
+        left = manager.gone()
+        assert (left.failure, left.running) == (None, (call,))
+        leaving = manager.wait_for(PilotLeaving)
+        assert leaving.loss is LossReason.NODE_LOST
+        assert "its parent, sh (process" in leaving.reason
+    else:
+        seen = len(manager.heartbeats)
+        manager.until(lambda: len(manager.heartbeats) > seen + 2, what="heartbeats for another second")
+        done.touch()
+        assert manager.results([call]) == ["done"]
+        os.kill(pilot, signal.SIGTERM)
+        manager.wait_for(PilotLeaving)
+    assert gone([pilot])
+
+
+def test_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    parent = Parent(watched=True)
+    monkeypatch.setattr(os, "getppid", lambda: 77)
+    assert parent.fault() == ""
+
+
+def test_removed_and_recreated_folder_is_noticed(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, pilot="p1")
+    assert (scratch.fault(), ScratchGuard(str(scratch.path)).is_gone) == ("", False)
+    guard = ScratchGuard(str(scratch.path))
+    shutil.rmtree(scratch.path)
+    assert "is gone" in scratch.fault()
+    assert guard.is_gone
+    scratch.path.mkdir()
+    assert "was removed while it ran" in scratch.fault()
+    assert guard.is_gone
+    assert ScratchGuard(str(tmp_path / "removed before the first call")).is_gone
+    scratch.remove()
+
+
+def test_pilot_of_another_python_than_its_session_accepts_no_calls(manager: FakeManager) -> None:
+    manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
+    manager.start_pilot()
+    hello = manager.hello()
+    assert f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python 3.0" in hello.lacks
+    assert [device.fault for device in hello.devices] == [hello.lacks] * 2

@@ -3,78 +3,40 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.pilot.core import commands, lifecycle
+from stoker.pilot.core import commands
 from stoker.pilot.core import running as running_calls
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
 from stoker.pilot.core.objects import CachedObject, Shortage, encode_as_file_name, make_room
-from stoker.pilot.core.state import REFUSES, Ledger, PilotFacts, PilotLibrary, Stage, Timers
-from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.core.state import Ledger, PilotFacts, PilotLibrary, Timers
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import StartLibrary
 
-DEVICES = {"cuda:0": 100, "cuda:1": 60}
 
+@pytest.mark.parametrize(
+    ("library", "devices", "size"),
+    [
+        (1, ("cuda:0",), 10),  # it has a reservation already
+        (2, (), 10),
+        (2, ("cuda:9",), 10),
+        (2, ("cuda:0", "cuda:0"), 10),
+        (2, ("cuda:0",), -1),
+        (2, ("cuda:0", "cuda:1"), 41),
+    ],
+)
+def test_ledger_refuses_impossible_reservations(library: int, devices: tuple[str, ...], size: int) -> None:
+    ledger = Ledger({"cuda:0": 100, "cuda:1": 60})  # type: ignore[dict-item]
+    ledger.reserve(1, devices=("cuda:0",), memory_bytes=60)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"."):
+        ledger.reserve(library, devices=devices, memory_bytes=size)  # type: ignore[arg-type]
+    for wrong in (-1, 101):
+        with pytest.raises(ValueError, match=r"."):
+            ledger.resize(1, memory_bytes=wrong)  # type: ignore[arg-type]
+    ledger.validate()
+    assert (ledger.free("cuda:0"), ledger.free("cuda:1")) == (40, 60)  # type: ignore[arg-type]
 
-class LedgerMachine(RuleBasedStateMachine):
-    """No sequence of valid or invalid orders exceeds the memory of a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ledger = Ledger(DEVICES)
-        self.model: dict[int, tuple[tuple[str, ...], int]] = {}
-
-    def held_on(self, device: str) -> int:
-        return sum(size for devices, size in self.model.values() if device in devices)
-
-    @rule(
-        library=st.integers(0, 4),
-        devices=st.lists(st.sampled_from(["cuda:0", "cuda:1", "cuda:9"]), max_size=3),
-        size=st.integers(-5, 120),
-    )
-    def reserve(self, library: int, devices: list[str], size: int) -> None:
-        sane = (
-            library not in self.model
-            and devices
-            and len(set(devices)) == len(devices)
-            and size >= 0
-            and all(one in DEVICES and self.held_on(one) + size <= DEVICES[one] for one in devices)
-        )
-        if sane:
-            self.ledger.reserve(library, devices=tuple(devices), memory_bytes=size)
-            self.model[library] = (tuple(devices), size)
-        else:
-            with pytest.raises(ValueError, match=r"."):
-                self.ledger.reserve(library, devices=tuple(devices), memory_bytes=size)
-
-    @rule(library=st.integers(0, 4), size=st.integers(-5, 120))
-    def resize(self, library: int, size: int) -> None:
-        devices, before = self.model.get(library, ((), 0))
-        if devices and size >= 0 and all(self.held_on(one) - before + size <= DEVICES[one] for one in devices):
-            self.ledger.resize(library, memory_bytes=size)
-            self.model[library] = (devices, size)
-        else:
-            with pytest.raises(ValueError, match=r"."):
-                self.ledger.resize(library, memory_bytes=size)
-
-    @rule(library=st.integers(0, 4))
-    def release(self, library: int) -> None:
-        self.ledger.release(library)
-        self.model.pop(library, None)
-
-    @invariant()
-    def adds_up(self) -> None:
-        self.ledger.validate()
-        for device, capacity in DEVICES.items():
-            assert self.ledger.free(device) == capacity - self.held_on(device) >= 0
-        for library, (_, size) in self.model.items():
-            assert self.ledger.held(library) == size
-
-
-TestLedger = LedgerMachine.TestCase
 
 entries = st.lists(
     st.builds(CachedObject, st.text("abc", min_size=1), st.integers(0, 50), st.floats(0, 9), st.booleans()),
@@ -115,128 +77,11 @@ def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
     assert first not in ("", ".", "..")
 
 
-class TurnsMachine(RuleBasedStateMachine):
-    """Check that no call in the queue of a library is lost, repeated or overtaken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.turns: FirstCome[str] = FirstCome()
-        self.waiting: list[int] = []
-        self.next = 0
-
-    @rule()
-    def add(self) -> None:
-        self.turns.add(self.next, f"work {self.next}")
-        self.waiting.append(self.next)
-        self.next += 1
-
-    @rule()
-    def take(self) -> None:
-        taken = self.turns.take()
-        expected = self.waiting.pop(0) if self.waiting else None
-        assert taken == (None if expected is None else (expected, f"work {expected}"))
-
-    @rule(count=st.integers(0, 4))
-    def give_back(self, count: int) -> None:
-        back = self.turns.give_back(count)
-        assert back == self.waiting[::-1][:count]
-        self.waiting = self.waiting[: len(self.waiting) - len(back)]
-
-    @rule(calls=st.lists(st.integers(0, 20), unique=True))
-    def drop(self, calls: list[int]) -> None:
-        back = self.turns.drop(calls)
-        assert set(back) == set(calls) & set(self.waiting)
-        self.waiting = [call for call in self.waiting if call not in back]
-
-    @invariant()
-    def counts(self) -> None:
-        assert len(self.turns) == len(self.waiting)
-
-
-TestTurns = TurnsMachine.TestCase
-
-
 def a_library(recipe: Recipe = BARE) -> PilotLibrary:
     return PilotLibrary(StartLibrary(1, recipe, ("cpu:0",)), 0.0)
 
 
-AFTER = {
-    Stage.FETCHING: (Stage.WAITING, Stage.STARTING),
-    Stage.WAITING: (Stage.STARTING,),
-    Stage.STARTING: (Stage.LOADING,),
-    Stage.LOADING: (Stage.READY,),
-    Stage.READY: (Stage.DRAINING, Stage.SLEEPING),
-    Stage.SLEEPING: (Stage.ASLEEP,),
-    Stage.ASLEEP: (Stage.WAKING,),
-    Stage.WAKING: (Stage.READY,),
-}
-
-
-class LibraryMachine(RuleBasedStateMachine):
-    """Every call leaves its library exactly once, whatever messages arrive or repeat."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.library = a_library(Recipe(key="k", name="n", calls_per_library=3))
-        self.left: list[int] = []
-        self.came: list[int] = []
-
-    @rule(stage=st.sampled_from(list(Stage)))
-    def move(self, stage: Stage) -> None:
-        if stage is Stage.GONE:
-            return  # the rule `gone` ends the library
-        if stage in AFTER.get(self.library.stage, ()):
-            lifecycle.move_to(self.library, stage)
-        else:
-            with pytest.raises(ValueError, match=r"cannot go"):
-                lifecycle.move_to(self.library, stage)
-
-    @rule(count=st.integers(1, 3))
-    def hold(self, count: int) -> None:
-        calls = list(range(len(self.came), len(self.came) + count))
-        if self.library.stage in (*REFUSES, Stage.GONE):
-            with pytest.raises(ValueError, match=r"accepts no calls"):
-                running_calls.hold_calls(self.library, calls)
-        else:
-            running_calls.hold_calls(self.library, calls)
-            self.came += calls
-
-    @rule(calls=st.lists(st.integers(0, 12)), ended=st.booleans())
-    def leave(self, calls: list[int], ended: bool) -> None:
-        served = self.library.served
-        drop = running_calls.drop_ended if ended else running_calls.drop_returned
-        here = drop(self.library, calls)
-        self.left += here
-        assert self.library.served == served + (len(here) if ended else 0)
-        assert self.library.retires == (self.library.served >= 3)
-
-    @rule(running=st.lists(st.integers(0, 12), max_size=2))
-    def gone(self, running: list[int]) -> None:
-        held = list(self.library.held)
-        if self.library.stage is not Stage.GONE:
-            lifecycle.move_to(self.library, Stage.GONE)
-        departure = running_calls.drop_all(self.library, running)
-        assert sorted((*departure.running, *departure.unstarted)) == sorted(held)
-        assert list(departure.unstarted) == [call for call in held if call not in running]
-        self.left += [*departure.running, *departure.unstarted]
-
-    @invariant()
-    def once(self) -> None:
-        assert len(set(self.left)) == len(self.left)
-        assert sorted((*self.left, *self.library.held)) == self.came
-
-
-TestLibrary = LibraryMachine.TestCase
-
-
-def test_library_without_a_bound_never_retires() -> None:
-    library = a_library()
-    running_calls.hold_calls(library, [1])
-    running_calls.drop_ended(library, [1])
-    assert not library.retires
-
-
-def test_call_named_twice_by_its_marker_leaves_a_library_once() -> None:
+def test_call_that_is_reported_running_twice_leaves_once() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1, 2])
     departure = running_calls.drop_all(library, [1, 1, 9])

@@ -4,39 +4,12 @@ import pytest
 from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.pilot.core import commands, infrastructure, limits, presence
-from stoker.pilot.core.events import (
-    ArgumentsBrought,
-    CacheListed,
-    Farewell,
-    FetchFailure,
-    HelloDue,
-    LibraryGarbled,
-    LibraryHungUp,
-    LibraryPrepared,
-    ManagerAway,
-    MemoryShortage,
-    ObjectArrived,
-    ObjectLost,
-    Pinned,
-    Probed,
-    ProbeVerdict,
-    ProcessEnded,
-    ResourceLost,
-    Signalled,
-    SourceFailed,
-    Tick,
-    TimerFired,
-    UnacknowledgedFacts,
-    WalltimeKnown,
-    WasSuspended,
-)
+from stoker.pilot.core import commands, events, infrastructure, limits, presence
 from stoker.pilot.core.state import NEXT, Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
-from stoker.protocol.blocks import LossReason
-from stoker.protocol.calls import CallProgress, Failure, FailureKind
+from stoker.protocol.calls import CallProgress, FailureKind
 from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.protocol.to_manager import DeviceFacts
 
@@ -50,30 +23,6 @@ def pilot() -> CoreShell:
 
 
 # ---- from order to context
-
-
-def test_library_passes_from_its_order_to_its_end(pilot: CoreShell) -> None:
-    pilot.start(recipe=MODEL)
-    assert pilot.take(told.LibraryUpdate).phase is told.LibraryPhase.FETCHING
-    assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
-    pilot.hear(order.FetchObject(WEIGHTS, origin=True))
-    assert pilot.take(commands.StartFetch).order.origin
-    pilot.wait(3).cache.add("weights")
-    pilot.give(ObjectArrived("weights", GIB, origin_bytes=GIB, seconds=3.0))
-    assert pilot.take(told.ObjectsHere).arrivals[0].origin_bytes == GIB
-    assert pilot.take(commands.StartProcess).objects == {"weights": "/cache/weights"}
-    pilot.wait(1).load()
-    ready = pilot.take(told.LibraryReady)
-    assert (ready.fetch_s, ready.start_s) == (3.0, 1.0)
-    pilot.run(1, 2)
-    assert [spec.call for spec in pilot.take(to_library.Run).calls] == [1, 2]
-    pilot.end(1, 2).hear(order.StopLibrary(LibraryId(1), "enough"))
-    assert pilot.take(to_library.Stop)
-    pilot.die()
-    gone = pilot.take(told.LibraryGone)
-    assert (gone.failure, gone.loading, gone.unstarted) == (None, False, ())
-    assert pilot.take(commands.Forget).library == 1
-    assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == 24 * GIB
 
 
 def test_stages_change_only_by_the_transition_table(pilot: CoreShell) -> None:
@@ -96,23 +45,12 @@ def test_load_that_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> No
     assert "has no device gpu:7" in refused.message
 
 
-def test_library_starts_when_its_predecessor_is_gone(pilot: CoreShell) -> None:
-    pilot.ready(1, device_memory_bytes=20 * GIB).forget()
-    pilot.start(2, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
-    assert (pilot.library(2).stage, pilot.take(told.LibraryUpdate).phase) == (Stage.WAITING, told.LibraryPhase.WAITING)
-    assert not pilot.all(commands.StartProcess)
-    pilot.die(1)
-    assert pilot.take(commands.StartProcess).ordered.library == 2
-    assert pilot.core.state.ledger.held(LibraryId(2)) == 5 * GIB
-    assert not pilot.core.state.claims
-
-
 def test_files_arrive_during_the_wait_for_memory_and_add_no_load_time(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).forget()
     pilot.start(2, MODEL, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     pilot.wait(3).cache.add("weights")
-    pilot.give(ObjectArrived("weights", GIB))
+    pilot.give(events.ObjectArrived("weights", GIB))
     assert pilot.library(2).stage is Stage.WAITING
     pilot.wait(50).die(1).load(2)
     assert pilot.take(told.LibraryReady).fetch_s == 3.0, "the wait for memory is not the context's"
@@ -126,34 +64,14 @@ def test_later_library_that_fits_does_not_wait_for_an_earlier_one(pilot: CoreShe
     assert pilot.library(2).stage is Stage.STARTING
 
 
-def test_library_that_gets_no_memory_is_refused_after_a_while(pilot: CoreShell) -> None:
-    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
-    timer = pilot.take(commands.SetTimer)
-    pilot.wait(1.0).give(TimerFired(timer.key))
-    gone = pilot.take(told.LibraryGone)
-    assert (gone.library, gone.loading, gone.failure.kind) == (2, True, FailureKind.PILOT)
-    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and no library on the device" in gone.failure.message
-    assert not pilot.core.state.claims
-
-
 def test_library_keeps_waiting_for_one_that_finishes_its_calls(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).run(1).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     pilot.start(2, device_memory_bytes=20 * GIB)
     for _ in range(3):
-        pilot.wait(1.0).give(TimerFired(pilot.take(commands.SetTimer).key))
+        pilot.wait(1.0).give(events.TimerFired(pilot.take(commands.SetTimer).key))
     assert pilot.library(2).stage is Stage.WAITING
     pilot.end(1).die(1)
     assert pilot.library(2).stage is Stage.STARTING
-
-
-def test_library_waiting_for_memory_can_end_and_return_its_calls(pilot: CoreShell) -> None:
-    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=20 * GIB).run(1, 2, library=2)
-    pilot.hear(order.TakeBack(LibraryId(2), 1))
-    assert pilot.take(told.CallsReturned).calls == (2,)
-    pilot.hear(order.StopLibrary(LibraryId(2), "not wanted"))
-    gone = pilot.take(told.LibraryGone)
-    assert (gone.library, gone.failure, gone.unstarted) == (2, None, (1,))
-    assert not pilot.core.state.claims
 
 
 def test_second_library_waits_on_an_exclusive_device() -> None:
@@ -171,19 +89,8 @@ def test_library_resized_while_loading_continues_loading(pilot: CoreShell) -> No
     assert pilot.load(2).library(2).stage is Stage.READY
 
 
-def test_satisfied_memory_claim_is_not_checked_again(pilot: CoreShell) -> None:
-    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
-    timer = pilot.take(commands.SetTimer)
-    pilot.die(1).forget().wait(1).give(TimerFired(timer.key))
-    assert not pilot.all(commands.SetTimer)
-    assert pilot.library(2).stage is Stage.STARTING
-
-
-def test_growth_without_memory_is_refused_and_a_replaced_one_dropped(pilot: CoreShell) -> None:
+def test_replaced_growth_is_dropped(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=12 * GIB).ready(2, device_memory_bytes=10 * GIB).forget()
-    pilot.hear(order.ResizeLibrary(LibraryId(2), 20 * GIB))
-    pilot.wait(1).give(TimerFired(pilot.take(commands.SetTimer).key))
-    assert pilot.take(told.LibraryResized).device_memory_bytes == 10 * GIB
     pilot.hear(order.ResizeLibrary(LibraryId(2), 20 * GIB)).hear(order.ResizeLibrary(LibraryId(2), 8 * GIB))
     pilot.hear(order.StopLibrary(LibraryId(1), "not wanted")).die(1)
     assert [each.device_memory_bytes for each in pilot.all(to_library.Resize)] == [8 * GIB]
@@ -219,9 +126,9 @@ def test_library_that_cannot_start_releases_its_planned_objects(pilot: CoreShell
 def test_cache_is_checked_before_a_fetch(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
-    pilot.give(LibraryPrepared(LibraryId(1), free_disk_bytes=GIB))
+    pilot.give(events.LibraryPrepared(LibraryId(1), free_disk_bytes=GIB))
     assert not pilot.all(commands.StartFetch)
-    pilot.give(Pinned(LibraryId(1), {}))
+    pilot.give(events.Pinned(LibraryId(1), {}))
     assert pilot.take(commands.StartFetch).order.origin
     assert not pilot.all(told.WantObjects)
 
@@ -229,26 +136,15 @@ def test_cache_is_checked_before_a_fetch(pilot: CoreShell) -> None:
 def test_planned_object_without_source_is_requested_again(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS))
-    pilot.give(LibraryPrepared(LibraryId(1), free_disk_bytes=GIB)).give(Pinned(LibraryId(1), {}))
+    pilot.give(events.LibraryPrepared(LibraryId(1), free_disk_bytes=GIB)).give(events.Pinned(LibraryId(1), {}))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     pilot.hear(order.FetchObject(WEIGHTS))
     assert pilot.take(told.LibraryGone).failure is not None
 
 
-def test_missing_objects_end_the_load_and_name_the_obstacle(pilot: CoreShell) -> None:
-    pilot.start(recipe=MODEL).hear(order.FetchObject(WEIGHTS, peers=(order.ServingPeer(PilotId("p2"), "h:1"),)))
-    pilot.give(SourceFailed("weights", "it hung", PilotId("p2")))
-    assert pilot.take(told.FetchFailed).peers == ("p2",)
-    lack = FetchFailure("it does not fit", is_pilots_fault=True, in_use_bytes={LibraryId(1): 5})
-    pilot.give(ObjectLost("weights", lack))
-    gone = pilot.take(told.LibraryGone)
-    assert (gone.failure.kind, gone.cache_lacks_bytes, gone.loading) == (FailureKind.PILOT, 5, True)
-    assert pilot.take(commands.StopFetch).name == "weights"
-
-
 def test_object_evicted_before_its_pin_is_requested_again(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL).forget()
-    pilot.give(ObjectArrived("weights", GIB))
+    pilot.give(events.ObjectArrived("weights", GIB))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     assert pilot.library().stage is Stage.FETCHING
 
@@ -262,132 +158,48 @@ def test_snapshot_that_arrives_in_time_is_found_by_its_form(pilot: CoreShell) ->
 # ---- calls
 
 
-def test_call_leaves_a_library_once(pilot: CoreShell) -> None:
-    pilot.ready().run(1, 2).forget()
-    pilot.end(1, 1).end(1)
-    assert [len(one.ends) for one in pilot.all(told.CallsEnded)] == [1]
-    pilot.say(1, to_agent.GivenBack((1, 2)))  # type: ignore[arg-type]
-    assert pilot.take(told.CallsReturned).calls == (2,)
-    pilot.die(signal=9, running=(1, 2))
-    assert pilot.take(told.LibraryGone).running == ()
-
-
-def test_calls_for_a_missing_or_ending_library_are_refused(pilot: CoreShell) -> None:
-    pilot.run(1, library=9)
-    assert "is not on this pilot" in pilot.take(told.CallsReturned).refused
-    pilot.ready().hear(order.StopLibrary(LibraryId(1), "enough")).run(2)
-    assert "about to end" in pilot.take(told.CallsReturned).refused
-    pilot.ready(2).hear(order.Exit("bye", drain=True)).forget().run(3, library=2)
-    assert pilot.take(told.CallsReturned).calls == (3,)
-
-
 def test_suspended_time_does_not_count_for_time_limits_of_calls(pilot: CoreShell) -> None:
-    pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasSuspended(20.0))
+    pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(events.WasSuspended(20.0))
     pilot.observe(c1=21.0)
     # the time limit of the second call started when the stopped library continued
-    pilot.wait(5.0).give(WasSuspended(4.5)).observe(c1=26.0, c2=4.9)
+    pilot.wait(5.0).give(events.WasSuspended(4.5)).observe(c1=26.0, c2=4.9)
     assert not pilot.all(to_library.Evict)
     pilot.wait(0.6).observe(c1=26.6, c2=5.5)
     assert pilot.take(to_library.Evict).call == 1
-    pilot.wait(60.0).give(WasSuspended(60.0)).observe(c1=86.6, c2=65.5)
+    pilot.wait(60.0).give(events.WasSuspended(60.0)).observe(c1=86.6, c2=65.5)
     assert not pilot.all(told.CallsEnded), "a stopped process could not react"
     pilot.say(1, to_agent.RunEvicted(CallProgress(CallId(1))))
     (end,) = pilot.take(told.CallsEnded).ends
     assert (end.call, "the call ran for 2.1 s" in end.failure.message) == (1, True)
 
 
-def test_unstarted_calls_of_an_unresponsive_library_are_returned(pilot: CoreShell) -> None:
-    pilot.ready().run(1, 2, 3).hear(order.TakeBack(LibraryId(1), 1)).forget()
-    pilot.wait(limits.NO_ANSWER_LIMIT_S + 1).observe(c1=11.0)
-    assert pilot.take(told.CallsReturned).calls == (2, 3)
-    late = pilot.take(to_library.GiveBack)
-    pilot.run(2)
-    pilot.say(1, to_agent.GivenBack((2,), order=late.order))  # type: ignore[arg-type]
-    assert not pilot.all(told.CallsReturned), "the answer is for the order before the call was repeated"
-
-
-def test_library_that_starts_none_of_its_calls_ends(pilot: CoreShell) -> None:
-    pilot.ready().run(1).forget()
-    for _ in range(int(limits.NO_CALL_STARTED_LIMIT_S / limits.EVERY_S)):
-        assert not pilot.all(commands.KillProcess)
-        pilot.observe()
-    assert pilot.take(commands.KillProcess)
-    pilot.die(signal=9, tail="last words")
-    failure = pilot.take(told.LibraryGone).failure
-    assert "has not begun any of its calls" in failure.message
-    assert failure.tail == "last words"
-
-
 # ---- failing libraries
 
 
 def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShell) -> None:
-    pilot.ready().run(1, 2).give(LibraryGarbled(LibraryId(1), "not MessagePack"))
+    pilot.ready().run(1, 2).give(events.LibraryGarbled(LibraryId(1), "not MessagePack"))
     assert pilot.take(commands.KillProcess)
     pilot.die(signal=9)
     gone = pilot.take(told.LibraryGone)
     assert (gone.failure.kind, gone.running) == (FailureKind.DIED, (1, 2))
 
 
-def test_socket_closed_by_a_call_is_noticed(pilot: CoreShell) -> None:
-    pilot.ready().run(1).give(LibraryHungUp(LibraryId(1))).observe(c1=0.1)
-    assert not pilot.all(commands.KillProcess), "its process may be about to end"
-    pilot.wait(limits.CLOSED_SOCKET_LIMIT_S + 0.1).observe(c1=1.2)
-    assert pilot.take(commands.KillProcess)
-
-
 def test_slow_loader_without_a_process_ends_with_its_zygote(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
-    pilot.start(recipe=slow).wait(6).observe()
-    assert pilot.take(commands.KillZygote).library == 1
-    pilot.die(cause="the zygote died")
-    failure = pilot.take(told.LibraryGone).failure
-    assert "did not load within 5.0 s" in failure.message
-
-
-def test_suspended_time_does_not_count_for_the_limit_of_a_load(pilot: CoreShell) -> None:
-    slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
-    pilot.start(recipe=slow).wait(60.0).give(WasSuspended(58.0)).observe()
-    assert not pilot.all(commands.KillZygote)
+    pilot.start(recipe=slow).wait(60.0).give(events.WasSuspended(58.0)).observe()
+    assert not pilot.all(commands.KillZygote), "suspended time does not count"
     pilot.wait(3.1).observe()
     assert pilot.take(commands.KillZygote).library == 1
-
-
-def test_reported_load_error_is_the_exception_of_the_loader(pilot: CoreShell) -> None:
-    pilot.start().say(1, to_agent.Hello(1, 7), to_agent.LoadFailed(Failure(FailureKind.CONTEXT, "no such file")))
-    pilot.die(exit_code=1)
-    failure = pilot.take(told.LibraryGone).failure
-    assert failure.message == "no such file"
-
-
-def test_lack_of_pilot_resources_blames_no_context(pilot: CoreShell) -> None:
-    pilot.ready().run(1).give(ResourceLost("its scratch folder is gone", LossReason.SCRATCH_GONE)).die(
-        exit_code=1, running=(1,)
-    )
-    gone = pilot.take(told.LibraryGone)
-    assert (gone.failure, gone.running) == (None, (1,))
-    pilot.give(Tick())
-    assert pilot.take(commands.Leave)
-    pilot.give(Farewell())
-    assert pilot.take(told.PilotLeaving).loss is LossReason.SCRATCH_GONE
+    pilot.die(cause="the zygote died")
+    assert "did not load within 5.0 s" in pilot.take(told.LibraryGone).failure.message
 
 
 # ---- the manager
 
 
-def test_hello_describes_the_time_before_its_following_frames(pilot: CoreShell) -> None:
-    pilot.ready(1).ready(2).run(1, 2).run(3, library=2).end(1)
-    pilot.die(2, signal=9, running=(3,)).forget()
-    before = UnacknowledgedFacts(left={1: [1]}, gone={2: [3]}, ready={1})
-    pilot.give(HelloDue(before, 4, ("weights",)))
-    hello = pilot.take(commands.Greet).hello
-    assert [(one.library, one.ready, one.calls) for one in hello.libraries] == [(1, False, (1, 2)), (2, True, (3,))]
-    assert (hello.acknowledged, hello.objects, hello.number, hello.last_library) == (4, ("weights",), 2, 2)
-
-
 def test_orders_from_before_the_last_hello_are_not_carried_out(pilot: CoreShell) -> None:
     pilot.ready().forget()
-    pilot.give(HelloDue(UnacknowledgedFacts(), 0, ())).run(1).start(2)
+    pilot.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ())).run(1).start(2)
     assert not pilot.all(told.CallsReturned)
     assert 2 not in pilot.core.state.libraries
     pilot.hear(order.PilotWelcome("s", 5.0, 60.0, hello=1)).run(1)
@@ -396,18 +208,10 @@ def test_orders_from_before_the_last_hello_are_not_carried_out(pilot: CoreShell)
     assert list(pilot.library().held) == [1]
 
 
-def test_pilot_leaves_if_its_manager_was_absent_for_a_lease(pilot: CoreShell) -> None:
-    pilot.give(ManagerAway(59.0)).give(Tick())
-    assert not pilot.all(commands.Leave)
-    pilot.give(ManagerAway(61.0)).give(Tick())
-    assert pilot.take(commands.Leave)
-    assert pilot.core.state.exit_code == 2
-
-
 def test_cache_changes_by_other_pilots_are_reported(pilot: CoreShell) -> None:
-    pilot.give(CacheListed({"a": 1, "b": 2}))
+    pilot.give(events.CacheListed({"a": 1, "b": 2}))
     assert [one.name for one in pilot.take(told.ObjectsHere).arrivals] == ["a", "b"]
-    pilot.give(CacheListed({"b": 2}))
+    pilot.give(events.CacheListed({"b": 2}))
     assert pilot.take(told.ObjectsGone).names == ("a",)
     assert pilot.take(commands.TidySnapshots)
 
@@ -415,10 +219,10 @@ def test_cache_changes_by_other_pilots_are_reported(pilot: CoreShell) -> None:
 @pytest.mark.parametrize("planned", [(), ("weights",)])
 def test_damaged_object_is_requested_and_not_reported_as_removed(pilot: CoreShell, planned: tuple[str, ...]) -> None:
     """The pilot sends no `ObjectsGone`, which after `WantObjects` would cancel the manager's transfer plan."""
-    pilot.give(CacheListed({"weights": WEIGHTS.size_bytes})).forget()
+    pilot.give(events.CacheListed({"weights": WEIGHTS.size_bytes})).forget()
     pilot.start(recipe=MODEL, planned=planned)
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
-    pilot.forget().give(CacheListed({}))
+    pilot.forget().give(events.CacheListed({}))
     assert not pilot.all(told.ObjectsGone)
     pilot.hear(order.FetchObject(WEIGHTS, origin=True))
     assert pilot.take(commands.StartFetch)
@@ -427,72 +231,50 @@ def test_damaged_object_is_requested_and_not_reported_as_removed(pilot: CoreShel
 # ---- the end
 
 
-def test_pilot_drains_before_its_walltime_ends(pilot: CoreShell) -> None:
-    pilot.give(WalltimeKnown(100.0)).ready().run(1).forget()
-    pilot.wait(87).give(Tick())
-    assert not pilot.all(to_library.Stop)
-    pilot.wait(2).give(Tick())
-    assert pilot.take(to_library.Stop)
-    pilot.end(1).die().give(Tick())
-    assert pilot.take(commands.Leave)
-
-
 def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> None:
-    pilot.ready().run(1).forget().give(Signalled("it got SIGTERM"))
+    pilot.ready().run(1).forget().give(events.Signalled("it got SIGTERM"))
     assert pilot.take(to_library.Stop)
-    pilot.wait(2.1).give(Tick())
+    pilot.wait(2.1).give(events.Tick())
     assert pilot.take(commands.KillProcess)
-    pilot.wait(2).give(Tick())
+    pilot.wait(2).give(events.Tick())
     assert pilot.take(commands.Leave), "the pilot leaves even if the process does not end"
 
 
 def test_ticks_after_the_exit_deadline_follow_the_shell_interval(pilot: CoreShell) -> None:
     """Without this rule the pilot would loop without pause until its last process ends."""
-    state = pilot.ready().run(1).give(Signalled("it got SIGTERM")).core.state
+    state = pilot.ready().run(1).give(events.Signalled("it got SIGTERM")).core.state
     assert presence.next_tick_deadline(state) == pilot.now + state.facts.grace_s
-    pilot.wait(state.facts.grace_s).give(Tick())
+    pilot.wait(state.facts.grace_s).give(events.Tick())
     assert presence.next_tick_deadline(state) == float("inf")
 
 
 def test_only_acknowledgements_count_after_the_farewell(pilot: CoreShell) -> None:
-    pilot.give(Farewell()).forget().start(1).run(1).hear(order.Ack(7))
+    pilot.give(events.Farewell()).forget().start(1).run(1).hear(order.Ack(7))
     assert [type(command) for command in pilot.wanted] == [commands.Acknowledged]
 
 
 def test_pilot_stays_while_other_pilots_fetch_from_it(pilot: CoreShell) -> None:
-    pilot.hear(order.Exit("bye", drain=True, hand_on_s=30.0)).give(Tick())
-    assert not pilot.all(commands.Leave)
-    pilot.hear(order.Exit("bye", drain=True)).give(Tick(serves_peers=True))
+    pilot.hear(order.Exit("bye", drain=True, hand_on_s=30.0)).wait(29).give(events.Tick())
+    assert not pilot.all(commands.Leave), "others may fetch its only copies"
+    pilot.wait(2).give(events.Tick(serves_peers=True))
     assert not pilot.all(commands.Leave), "a transfer is under way"
-    pilot.give(Tick())
+    pilot.give(events.Tick())
     assert pilot.take(commands.Leave)
 
 
 # ---- devices, and sessions whose files are not seen
 
 
-def test_device_is_faulty_after_two_bad_probes_and_not_probed_in_use() -> None:
-    pilot = CoreShell(probed=frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})).join()
-    pilot.start(device="gpu:1").forget().give(Tick())
-    assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.WRONG, "wrong product"))
-    assert not pilot.all(told.DeviceFault)
-    pilot.wait(3).give(Tick())
-    assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.WRONG, "wrong product"))
-    assert "wrong product, twice" in pilot.take(told.DeviceFault).reason
-
-
 def test_device_that_failed_in_a_call_is_probed_at_once_and_blamed() -> None:
     both = frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})
     pilot = CoreShell(probed=both).join().ready(1).start(2)
-    pilot.forget().give(ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(Tick())
+    pilot.forget().give(events.ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(events.Tick())
     gone = pilot.take(told.LibraryGone)
     assert (gone.failure.kind, gone.loading, gone.running) == (FailureKind.PILOT, False, ())
     assert [probe.device for probe in pilot.all(commands.Probe)].count(DeviceId("gpu:0")) == 1
     for _ in range(2):
-        pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.FAILED, "gpu:0 failed: it fell off the bus"))
-        pilot.wait(3).give(Tick())
+        pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.FAILED, "gpu:0 failed: it fell off the bus"))
+        pilot.wait(3).give(events.Tick())
     assert "fell off the bus, twice" in pilot.take(told.DeviceFault).reason
 
 
@@ -512,17 +294,26 @@ def test_library_crowded_out_of_memory_by_others_is_not_blamed(
     pilot: CoreShell, declared: int, room: int, others: int, signal: int, kind: FailureKind
 ) -> None:
     pilot.ready(1, Recipe(key="k", name="model", needs=Needs(memory_bytes=declared))).run(1).forget()
-    pilot.die(1, signal=signal, running=(CallId(1),), shortage=MemoryShortage(room, others))
+    pilot.die(1, signal=signal, running=(CallId(1),), shortage=events.MemoryShortage(room, others))
     gone = pilot.take(told.LibraryGone)
     assert gone.failure.kind is kind
     assert ("processes outside the pilot use" in gone.failure.message) is (kind is FailureKind.PILOT)
 
 
+@pytest.mark.parametrize("every_s", [300.0, 0.0])
+def test_free_device_is_probed_at_the_interval_or_only_at_the_start(every_s: float) -> None:
+    pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")}), probe_every_s=every_s).join().give(events.Tick())
+    assert pilot.take(commands.Probe).device == "gpu:0"
+    pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.SOUND, "")).wait(299).give(events.Tick())
+    assert not pilot.all(commands.Probe)
+    assert len(pilot.wait(2).give(events.Tick()).all(commands.Probe)) == (every_s > 0)
+
+
 def test_good_probe_ends_the_suspicion() -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")})).join().ready(1).start(2).forget()
-    pilot.give(ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(Tick())
+    pilot.give(events.ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(events.Tick())
     assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.SOUND, "")).wait(1000).give(Tick())
+    pilot.give(events.Probed(DeviceId("gpu:0"), events.ProbeVerdict.SOUND, "")).wait(1000).give(events.Tick())
     assert not pilot.all(commands.Probe), "another library is at work there"
     assert not pilot.all(told.DeviceFault)
 
@@ -536,8 +327,8 @@ def test_large_arguments_are_fetched_first_without_a_shared_folder() -> None:
     pilot.hear(order.CancelCalls(LibraryId(1), (3,)))  # type: ignore[arg-type]
     assert pilot.take(told.CallsReturned).calls == (3,)
     pilot.give(
-        ArgumentsBrought(
-            LibraryId(1), brought.ticket, {1: "/cache/a", 3: "/cache/a"}, {2: FetchFailure("no seed")}  # type: ignore[dict-item]
+        events.ArgumentsBrought(
+            LibraryId(1), brought.ticket, {1: "/cache/a", 3: "/cache/a"}, {2: events.FetchFailure("no seed")}  # type: ignore[dict-item]
         )
     )  # fmt: skip
     run = pilot.take(to_library.Run)
@@ -545,3 +336,108 @@ def test_large_arguments_are_fetched_first_without_a_shared_folder() -> None:
     (end,) = pilot.take(told.CallsEnded).ends
     assert (end.call, end.failure.kind) == (2, FailureKind.SERIALIZATION)
     assert pilot.take(commands.ReleaseArguments).calls == (3,)
+
+
+GPU = DeviceId("gpu:0")
+HOST = (DeviceFacts(DeviceId("cpu:0"), "cpu", 24 * GIB),)
+SMALL = Recipe("k", "model", needs=Needs(device_memory_bytes=4 * GIB))
+
+
+def measure(pilot: CoreShell, *used: int, taken: int) -> CoreShell:
+    """Report the GiB that libraries 1, 2, ... use, and the GiB that all processes take of the GPU."""
+    sizes = {LibraryId(number): {GPU: size * GIB} for number, size in enumerate(used, start=1)}
+    return pilot.wait(1).give(events.DevicesMeasured(sizes, {GPU: taken * GIB}, {GPU: pilot.now}))
+
+
+# ---- host memory
+
+
+def test_library_told_to_grow_may_take_more_than_its_recipe_declares() -> None:
+    pilot = CoreShell(HOST).join().ready(1, SMALL, device="cpu:0", device_memory_bytes=4 * GIB)
+    assert limits.memory_limit(pilot.core.state, pilot.library(1)) == 4 * GIB
+    for size, limit in ((10, 10), (2, 4)):
+        pilot.hear(order.ResizeLibrary(LibraryId(1), size * GIB)).say(1, to_agent.Resized(size * GIB))
+        assert limits.memory_limit(pilot.core.state, pilot.library(1)) == limit * GIB
+    pilot.ready(2, device="cpu:0", device_memory_bytes=4 * GIB)
+    assert limits.memory_limit(pilot.core.state, pilot.library(2)) == 0, "it declares no memory"
+
+
+def test_library_that_shrinks_and_grows_keeps_its_last_size() -> None:
+    pilot = CoreShell(HOST).join().ready(1, device="cpu:0", device_memory_bytes=20 * GIB)
+    pilot.hear(order.ResizeLibrary(LibraryId(1), 4 * GIB)).hear(order.ResizeLibrary(LibraryId(1), 18 * GIB))
+    pilot.say(1, to_agent.Resized(4 * GIB))
+    pilot.start(2, device="cpu:0", device_memory_bytes=10 * GIB)
+    assert pilot.core.state.ledger.free(HOST[0].device) == 6 * GIB
+    pilot.say(1, to_agent.Resized(18 * GIB))
+    assert pilot.core.state.ledger.held(LibraryId(1)) == 18 * GIB
+    assert not pilot.library(2).has_process
+
+
+# ---- device memory
+
+
+def test_reservation_grows_with_the_measured_use(pilot: CoreShell) -> None:
+    measure(pilot.ready(1, SMALL, device_memory_bytes=5 * GIB).forget(), 20, taken=20)
+    resized = pilot.take(told.LibraryResized)
+    assert resized.measured
+    assert 20 * GIB <= resized.device_memory_bytes < 21 * GIB
+    assert not pilot.all(commands.KillProcess), "a library alone on its GPU may exceed its declaration"
+    pilot.start(2, device_memory_bytes=4 * GIB)
+    assert pilot.library(2).stage is Stage.WAITING
+
+
+def test_workspaces_end_no_library_but_memory_of_others_does(pilot: CoreShell) -> None:
+    other = Recipe("o", "other", needs=Needs(device_memory_bytes=12 * GIB))
+    pilot.ready(1, SMALL, device_memory_bytes=4 * GIB).ready(2, other, device_memory_bytes=12 * GIB).forget()
+    measure(pilot, 5, 1, taken=6)  # NCCL and cuBLAS use memory too
+    measure(pilot, 12, 1, taken=13)
+    assert not pilot.all(commands.KillProcess), "the other library still fits"
+    measure(pilot, 13, 1, taken=14)
+    assert pilot.take(commands.KillProcess).library == 1
+    failure = pilot.die(1, signal=9).take(told.LibraryGone).failure
+    assert failure.kind is FailureKind.MEMORY
+    assert "took 14.0 GB of memory of gpu:0 and declares 4.3 GB" in failure.message
+
+
+def test_exclusive_gpu_is_granted_completely() -> None:
+    pilot = CoreShell((DeviceFacts(GPU, "A10", 24 * GIB, processes=1),)).join()
+    measure(pilot.ready(1, device_memory_bytes=24 * GIB).forget(), 5, taken=5)
+    assert not pilot.all(told.LibraryResized)
+
+
+# ---- calls
+
+
+def test_unstarted_calls_of_an_unresponsive_library_are_returned(pilot: CoreShell) -> None:
+    pilot.ready().run(1, 2, 3).hear(order.TakeBack(LibraryId(1), 1)).forget()
+    pilot.wait(limits.NO_ANSWER_LIMIT_S + 1).observe(c1=11.0)
+    assert pilot.take(told.CallsReturned).calls == (2, 3)
+    late = pilot.take(to_library.GiveBack)
+    pilot.run(2)
+    pilot.say(1, to_agent.GivenBack((2,), order=late.order))  # type: ignore[arg-type]
+    assert not pilot.all(told.CallsReturned), "the answer is for the order before the call was repeated"
+
+
+def test_library_that_starts_none_of_its_calls_ends(pilot: CoreShell) -> None:
+    """Its process is stopped, or a thread of an earlier call holds the interpreter lock."""
+    times = int(limits.NO_CALL_STARTED_LIMIT_S / limits.EVERY_S)
+    pilot.ready().run(1, 2).forget()
+    for _ in range(times - 1):
+        pilot.observe()
+    pilot.observe(c1=3600.0)  # a call that runs is no reason, however long it takes
+    for _ in range(times):
+        assert not pilot.all(commands.KillProcess)
+        pilot.observe()
+    assert pilot.take(commands.KillProcess)
+    pilot.die(signal=9, tail="last words")
+    gone = pilot.take(told.LibraryGone)
+    assert "has not begun any of its calls" in gone.failure.message
+    assert (gone.failure.tail, gone.running, gone.unstarted) == ("last words", (), (1, 2))
+
+
+def test_library_ends_after_its_number_of_calls(pilot: CoreShell) -> None:
+    pilot.ready(recipe=Recipe("k", "model", calls_per_library=2)).run(1, 2, 3).forget()
+    pilot.hear(order.TakeBack(LibraryId(1), 1)).say(1, to_agent.GivenBack((3,))).end(1)  # type: ignore[arg-type]
+    assert not pilot.library().retires, "a returned call does not count"
+    pilot.end(2).die()
+    assert pilot.take(told.LibraryGone).failure is None

@@ -7,8 +7,7 @@ import pytest
 from core.pilot_shell import DEVICES, GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.pilot.core import commands, limits
-from stoker.pilot.core.events import DevicesMeasured, HelloDue, ProcessMade, TimerFired, UnacknowledgedFacts
+from stoker.pilot.core import commands, events, limits
 from stoker.pilot.core.memory import PROSPECT_S
 from stoker.pilot.core.sleeping import MOVE_LIMIT_S
 from stoker.pilot.core.state import Stage
@@ -31,7 +30,7 @@ def pilot() -> CoreShell:
 def ready(pilot: CoreShell, number: int = 1, *, size: int = 16, sleeps: bool = True, **more: Any) -> CoreShell:
     """Start a library with `size` GiB of its device."""
     pilot.start(number, MODEL, device_memory_bytes=size * GIB, **more)
-    pilot.give(ProcessMade(LibraryId(number), number)).say(number, to_agent.Hello(number, number))
+    pilot.give(events.ProcessMade(LibraryId(number), number)).say(number, to_agent.Hello(number, number))
     return pilot.say(number, to_agent.Loaded(1.0, GIB, GIB, 15 * GIB, sleeps=sleeps)).forget()
 
 
@@ -71,7 +70,7 @@ def test_library_sleeps_and_wakes(pilot: CoreShell) -> None:
 def test_load_waits_until_the_other_library_sleeps(pilot: CoreShell) -> None:
     sleep(ready(pilot)).start(2, MODEL, device_memory_bytes=16 * GIB)
     assert pilot.library(2).stage is Stage.WAITING
-    pilot.wait(PROSPECT_S).give(TimerFired("memory/2"))
+    pilot.wait(PROSPECT_S).give(events.TimerFired("memory/2"))
     assert pilot.library(2).stage is Stage.WAITING, "the memory is about to become free"
     slept(pilot).take(commands.StartProcess)
 
@@ -86,7 +85,7 @@ def test_wake_waits_until_its_device_has_memory(pilot: CoreShell) -> None:
 
 def test_wake_without_memory_ends_as_a_failure_of_the_pilot(pilot: CoreShell) -> None:
     ready(slept(sleep(ready(pilot))), 2).forget()
-    wake(pilot).wait(PROSPECT_S).give(TimerFired("memory/1"))
+    wake(pilot).wait(PROSPECT_S).give(events.TimerFired("memory/1"))
     assert pilot.take(commands.KillProcess).library == 1
     gone = pilot.die(1, signal=9).take(told.LibraryGone)
     assert gone.failure is not None
@@ -125,7 +124,7 @@ def test_sleeping_libraries_end_for_a_claim_on_their_device() -> None:
     sleep(pilot, host=0).say(1, to_agent.Slept(9 * GIB, 0, 0, 0.1))
     assert pilot.take(told.LibraryAsleep).device_memory_bytes == 9 * GIB, "it was to keep 1 GiB"
     pilot.start(2, MODEL, device="cpu:0", device_memory_bytes=12 * GIB)
-    pilot.wait(PROSPECT_S).give(TimerFired("memory/2"))
+    pilot.wait(PROSPECT_S).give(events.TimerFired("memory/2"))
     assert pilot.take(commands.KillProcess).library == 1
     pilot.die(1, signal=9).take(commands.StartProcess)
 
@@ -203,14 +202,14 @@ def test_sleeping_library_may_exceed_its_host_memory_limit(pilot: CoreShell) -> 
 def test_old_measurements_of_a_device_do_not_resize_a_sleeper(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot))).forget()
     gpu, library = DeviceId("gpu:0"), LibraryId(1)
-    pilot.give(DevicesMeasured({library: {gpu: 15 * GIB}}, {gpu: 15 * GIB}, {gpu: pilot.now - 5}))
+    pilot.give(events.DevicesMeasured({library: {gpu: 15 * GIB}}, {gpu: 15 * GIB}, {gpu: pilot.now - 5}))
     assert not pilot.all(told.LibraryResized)
-    pilot.give(DevicesMeasured({library: {gpu: 2 * GIB}}, {gpu: 2 * GIB}, {gpu: pilot.now + 1}))
+    pilot.give(events.DevicesMeasured({library: {gpu: 2 * GIB}}, {gpu: 2 * GIB}, {gpu: pilot.now + 1}))
     assert pilot.take(told.LibraryResized).device_memory_bytes >= 2 * GIB
 
 
 def test_hello_names_the_sleeping_libraries(pilot: CoreShell) -> None:
-    slept(sleep(ready(pilot))).forget().give(HelloDue(UnacknowledgedFacts(), 0, ()))
+    slept(sleep(ready(pilot))).forget().give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
     hello = pilot.take(commands.Greet).hello
     (facts,) = hello.libraries
     assert hello.sleeper_bytes == 20 * GIB

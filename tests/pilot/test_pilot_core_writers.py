@@ -1,4 +1,4 @@
-"""Only listed source files write each field of the pilot state: one file each for calls, objects and memory."""
+"""Which source files write the state of the pilot core, and which file reads the manager's orders."""
 
 from __future__ import annotations
 
@@ -6,131 +6,64 @@ import ast
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import get_args
 
-import pytest
 from source_writes import written
 
-import stoker.pilot.core
+from stoker.protocol.to_pilot import ToPilot
 
-CORE = Path(stoker.pilot.core.__file__).parent
-OUT_TRAY = {("state", "out")}
-"""Outputs that every file may append to."""
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "pilot" / "core"
 
 WRITERS: dict[str, dict[str, str]] = {
     "library": {
         "arguments": "running",
-        "asked_back_at": "limits reactor",
-        "asleep_at": "sleeping",
+        "has_limits": "running",
+        "held": "running",
+        "orders_waiting_for_arguments": "running",
+        "served": "running",
+        "streams": "running",
+        "waiting": "running",
+        "is_killed": "lifecycle",
+        "stage": "lifecycle",
+        "has_process": "memory",
+        "resizes": "memory",
         "asleep_bytes": "sleeping",
         "awake_bytes": "sleeping",
-        "awaits_forms": "starting",
-        "cache_lacks_bytes": "starting",
-        "cache": "reactor",
-        "cause": "limits running",
-        "device_bytes": "limits reactor",
-        "fetched_at": "starting",
-        "forms": "starting",
-        "garbled": "reactor",
-        "has_limits": "running",
-        "has_pins": "starting",
-        "has_process": "memory",
-        "held": "running",
-        "hello_at": "reactor",
-        "hung_up_at": "limits reactor",
-        "is_killed": "lifecycle",
-        "is_over": "limits",
-        "is_settled": "limits memory",
-        "last_line": "presence",
-        "missing": "objects starting",
-        "moving_since": "limits sleeping",
-        "orders_back": "limits running",
-        "orders_waiting_for_arguments": "running",
-        "paths": "starting",
-        "pid": "reactor",
-        "ready_at": "reactor",
-        "resident_bytes": "presence reactor",
-        "resizes": "memory",
-        "served": "running",
-        "sleeps": "reactor",
-        "slots": "reactor",
-        "stage": "lifecycle",
-        "started_at": "limits starting",
-        "stopping": "lifecycle running",
-        "streams": "running",
-        "stuck": "lifecycle running",
-        "stuck_at": "lifecycle",
-        "times_idle": "limits reactor",
-        "told_to_end": "lifecycle presence",
-        "void_order": "limits",
-        "waiting": "running",
         "wake_to": "sleeping",
+        "has_pins": "starting",
+        "paths": "starting",
     },
     "state": {
-        "answered": "reactor",
         "claims": "memory",
-        "drain_at": "presence",
         "ends_at": "presence",
         "exit_code": "lifecycle",
-        "faults": "probes",
         "gone": "lifecycle",
-        "greeted_at": "presence",
-        "uploads_pending": "running",
-        "hands_on_until": "reactor",
-        "has_ended": "presence",
-        "heartbeat_at": "presence reactor",
-        "heartbeat_s": "reactor",
-        "hello_is_due": "presence reactor",
-        "hellos": "presence",
-        "host_claims": "memory sleeping",
-        "is_unfit": "reactor",
-        "last_library": "starting",
-        "last_ticket": "running",
-        "lease_s": "reactor",
-        "leave_by": "lifecycle presence",
         "leaving": "lifecycle",
         "libraries": "lifecycle starting",
         "loss": "lifecycle",
-        "now": "core",
-        "says_farewell": "reactor",
-        "serves_until": "lifecycle",
-        "snapshots": "reactor",
-        "step_times": "starting",
-        "stops": "limits",
         "told": "objects presence reactor",
-        "told_snapshots": "reactor",
-        "turns": "probes",
         "wants": "objects",
-        "welcomed_at": "reactor",
     },
 }
+"""The fields of calls, memory, objects and exit, with the files that write each field."""
 
 LEDGER = {"reserve": "memory", "release": "memory", "resize": "limits memory sleeping"}
 """Methods that change reserved device memory, with the files that call them."""
 
 
-def found() -> dict[str, dict[str, str]]:
-    writers: dict[str, dict[str, set[str]]] = {noun: defaultdict(set) for noun in WRITERS}
-    for path in sorted(CORE.glob("*.py")):
+def writers(noun: str) -> dict[str, str]:
+    """Return the files that write each listed field of `library` or `state`."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in CORE.glob("*.py"):
         for field, owner, _ in written(ast.parse(path.read_text())):
-            noun = owner.rpartition(".")[2]
-            if noun in WRITERS and (noun, field) not in OUT_TRAY:
-                writers[noun][field].add(path.stem)
-    return {
-        noun: {field: " ".join(sorted(files)) for field, files in sorted(fields.items())}
-        for noun, fields in writers.items()
-    }
+            if owner.rpartition(".")[2] == noun and field in WRITERS[noun]:
+                found[field].add(path.stem)
+    return {field: " ".join(sorted(files)) for field, files in found.items()}
 
 
-@pytest.mark.parametrize("noun", WRITERS)
-def test_each_field_is_written_only_in_the_listed_files(noun: str) -> None:
-    assert found()[noun] == WRITERS[noun]
-
-
-def test_calls_objects_and_leaving_have_one_writer_each() -> None:
-    of_library, of_pilot = WRITERS["library"], WRITERS["state"]
-    assert [of_library[field] for field in ("held", "waiting", "served")] == ["running"] * 3
-    assert of_library["stage"] == "lifecycle"
-    assert [of_pilot[field] for field in ("claims", "wants", "leaving")] == ["memory", "objects", "lifecycle"]
+def test_each_field_is_written_only_in_the_listed_files() -> None:
+    assert {noun: writers(noun) for noun in WRITERS} == WRITERS
 
 
 def test_device_memory_ledger_is_changed_only_by_listed_files() -> None:
@@ -140,3 +73,23 @@ def test_device_memory_ledger_is_changed_only_by_listed_files() -> None:
             if path.stem != "state" and method in LEDGER:
                 called[method].add(path.stem)
     assert {method: " ".join(sorted(files)) for method, files in called.items()} == LEDGER
+
+
+def kinds_asked_for(tree: ast.AST) -> set[str]:
+    """Return the names in class patterns and `isinstance` calls."""
+    asked: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.MatchClass):
+            asked.append(node.cls)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            asked += ast.walk(node.args[1])
+    names = {one.attr for one in asked if isinstance(one, ast.Attribute)}
+    return names | {one.id for one in asked if isinstance(one, ast.Name)}
+
+
+def test_orders_are_matched_in_one_file() -> None:
+    orders = {kind.__name__ for kind in get_args(ToPilot)}
+    files = [path for place in ("pilot", "manager/sim") for path in (ROOT / place).rglob("*.py")]
+    found = {path: asked for path in files if (asked := kinds_asked_for(ast.parse(path.read_text())) & orders)}
+    assert found.pop(CORE / "reactor.py") == orders, "that file handles every order"
+    assert found == {}, "these files also check the kind of order"

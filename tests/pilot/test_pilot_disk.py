@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_manager import FakeManager, recipe
+from fake_manager import FakeManager, carried_session, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
-from stoker.contexts.recipe import Needs, ObjectRef
+from stoker.contexts.recipe import Needs
 from stoker.errors import SessionError
 from stoker.pilot.agent.scratch import base_folder
 from stoker.protocol.calls import FailureKind
-from stoker.protocol.to_manager import CallsReturned, LibraryReady
+from stoker.protocol.to_manager import CallsReturned
 from stoker.protocol.to_pilot import StopLibrary
 
 
@@ -29,20 +29,15 @@ def can_mount() -> bool:
 small_disks = pytest.mark.skipif(not can_mount(), reason="a small disk needs root and unshare(1)")
 
 
-def start_on_disk(
-    manager: FakeManager, size: str, *, filled: bool = False, session: Path | None = None
-) -> subprocess.Popen[bytes]:
+def start_on_disk(manager: FakeManager, size: str, *, filled: bool = False, session: Path | None = None) -> None:
     (manager.base / "scratch").mkdir(exist_ok=True)
     fill = "head -c 1G /dev/zero > scratch/filled 2>/dev/null; " if filled else ""
     small_disk = f'mount -t tmpfs -o size={size} none scratch; {fill}exec "$@"'
     folder = str(session or manager.folder.path)
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", folder, "--devices", "cpu:1"]
-    pilot = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", small_disk, "sh", *command, "--scratch", "scratch"], cwd=manager.base
-    )
-    manager.pilots.append(pilot)
+    on_disk = ["unshare", "--mount", "sh", "-c", small_disk, "sh", *command, "--scratch", "scratch"]
+    manager.pilots.append(subprocess.Popen(on_disk, cwd=manager.base))
     manager.hello()
-    return pilot
 
 
 def blamed(manager: FakeManager, library: int = 1) -> str:
@@ -50,11 +45,6 @@ def blamed(manager: FakeManager, library: int = 1) -> str:
     assert left.loading
     assert left.failure.kind is FailureKind.PILOT
     return left.failure.message
-
-
-def some_object(folder: Path, name: str, *, size: int) -> ObjectRef:
-    (folder / name).write_bytes(os.urandom(size))
-    return object_of(folder / name, memo=folder / "memo")
 
 
 def length(path: str) -> int:
@@ -76,45 +66,26 @@ def test_full_scratch_disk_is_reported(manager: FakeManager) -> None:
 
 
 @small_disks
-def test_object_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeManager) -> None:
-    start_on_disk(manager, "4m")
-    large, small = (some_object(manager.base, f"weights-{size}", size=size) for size in (8_000_000, 500_000))
-    manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
-    said = blamed(manager)
-    assert "No space left on device; free disk space there, or set [pilot] scratch to another disk" in said
-    # the small object fits, because the leftovers of the failed fetch were removed
-    manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)
-
-
-@small_disks
 def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeManager) -> None:
     start_on_disk(manager, "8m")
-    things = [some_object(manager.base, f"weights-{number}", size=2_500_000) for number in range(4)]
-    for number, thing in enumerate(things[:3], start=1):
-        manager.ready(recipe(length, ObjectPath(thing.name), objects=(thing,)), library=number)
+    contexts = []
+    for number in range(4):
+        weights = manager.base / f"weights-{number}"
+        weights.write_bytes(os.urandom(2_500_000))
+        ref = object_of(weights, memo=manager.base / "memo")
+        contexts.append(recipe(length, ObjectPath(ref.name), objects=(ref,)))
+    for number, made in enumerate(contexts[:3], start=1):
+        manager.ready(made, library=number)
         if number < 3:
             manager.send(StopLibrary(library=number, reason="it is idle"))  # type: ignore[arg-type]
             manager.gone(number)
-    manager.ready(recipe(length, ObjectPath(things[3].name), objects=(things[3],)), library=4)
-    manager.start(recipe(length, ObjectPath(things[0].name), objects=(things[0],)), library=5)
-    manager.wait_for(LibraryReady, library=5)  # this object replaces the last unused object
-    manager.start(recipe(length, ObjectPath(things[1].name), objects=(things[1],)), library=6)
+    manager.ready(contexts[3], library=4)
+    manager.ready(contexts[0], library=5)  # its object replaces the last unused object
+    manager.start(contexts[1], library=6)
     left = manager.gone(6)
     assert left.failure.kind is FailureKind.PILOT
     assert "running libraries use 7.5 MB of it" in left.failure.message
     assert 0 < left.cache_lacks_bytes <= 2_500_000, "the manager ends an idle library for it"
-
-
-@small_disks
-def test_read_only_cache_is_reported(manager: FakeManager) -> None:
-    pilot = start_on_disk(manager, "4m")
-    [cache] = [Path(f"/proc/{pilot.pid}/root{manager.base}/scratch").glob("stoker-*/cache")][0]
-    place = str(cache).partition("/root")[2]
-    freeze = f"mount --bind {place} {place} && mount -o remount,bind,ro {place}"
-    subprocess.run(["nsenter", "-t", str(pilot.pid), "--mount", "sh", "-c", freeze], check=True)
-    thing = some_object(manager.base, "weights", size=1000)
-    manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
-    assert "Read-only file system" in blamed(manager)
 
 
 @small_disks
@@ -132,27 +103,20 @@ def double(data: bytes) -> bytes:
 
 
 @small_disks
-def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeManager, sandbox: Path) -> None:
-    start_on_disk(keyed, "2m", session=sandbox)
-    keyed.ready(recipe())
-    (small,) = keyed.run(double, [(b"small",)])
-    (large,) = keyed.run(double, [(os.urandom(3_000_000),)])
-    back = keyed.wait_for(CallsReturned, wait_s=60)
-    assert back.calls == (large,)
-    assert "No space left on device; free disk space there" in back.refused
-    assert keyed.results([small]) == [b"smallsmall"]
-    keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # the manager does the same
-    left = keyed.gone()
-    assert not left.loading
-    assert left.failure.kind is FailureKind.PILOT
-
-
-def test_object_larger_than_the_cache_is_reported(manager: FakeManager) -> None:
-    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
-    thing = some_object(manager.base, "weights", size=2_000_000)
-    manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
-    said = blamed(manager)
-    assert "is larger than the whole cache (1.0 MB); raise [pilot] cache_size" in said
+def test_large_arguments_without_disk_space_move_to_another_pilot(keyed: FakeManager, tmp_path: Path) -> None:
+    with carried_session(keyed, tmp_path / "sandbox") as session:
+        start_on_disk(keyed, "2m", session=session)
+        keyed.ready(recipe())
+        (small,) = keyed.run(double, [(b"small",)])
+        (large,) = keyed.run(double, [(os.urandom(3_000_000),)])
+        back = keyed.wait_for(CallsReturned)
+        assert back.calls == (large,)
+        assert "No space left on device; free disk space there" in back.refused
+        assert keyed.results([small]) == [b"smallsmall"]
+        keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # the manager does the same
+        left = keyed.gone()
+        assert not left.loading
+        assert left.failure.kind is FailureKind.PILOT
 
 
 def test_log_that_cannot_be_opened_is_reported(alone: FakeManager) -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
+from live.peers import until
 
 from stoker.contexts.ambient import CallStop
 from stoker.pilot.core import infrastructure
@@ -79,14 +80,13 @@ class Resizable:
 
     def __init__(self) -> None:
         self.runners: list[GatedRunner] = []
-        self.seen: list[tuple[str, list[int]]] = []
+        self.seen: list[list[int]] = []
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        del device_memory_bytes
         for runner in self.runners:
             runner.may_end.set()
         time.sleep(0.1)
-        self.seen.append((threading.current_thread().name, [each.call for each in self.runners]))
+        self.seen.append([each.call for each in self.runners])
 
 
 class Served:
@@ -97,11 +97,10 @@ class Served:
         self.sock.settimeout(LIMIT_S)
         self.context = Resizable()
         self.runners = self.context.runners = [GatedRunner() for _ in range(slots)]
-        self.guard = ProcessGuard()
-        self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, guard=self.guard)
+        self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, guard=ProcessGuard())
         self.server._exit = self._exit  # type: ignore[method-assign]
         self.exits: list[int] = []
-        self.may_make = threading.Event()
+
         self._reader, self._decode = connection.FrameReader(self.sock), wire.to_agent_decoder()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -118,11 +117,7 @@ class Served:
         if len(self.runners) == 1:
             self.server.serve(self.runners[0], idle=lambda: None)  # type: ignore[arg-type]
         else:
-            self.server.serve_threads(self._make, len(self.runners), idle=lambda slot: None)
-
-    def _make(self, slot: int) -> Any:
-        assert slot == 0 or self.may_make.wait(LIMIT_S)
-        return self.runners[slot]
+            self.server.serve_threads(self.runners.__getitem__, len(self.runners), idle=lambda slot: None)  # type: ignore[arg-type]
 
     def say(self, *messages: Any) -> None:
         self.sock.sendall(connection.pack(list(messages)))
@@ -161,23 +156,9 @@ def served() -> Iterator[Served]:
     served.sock.close()
 
 
-@pytest.fixture
-def two_slots() -> Iterator[Served]:
-    served = Served(slots=2)
-    yield served
-    served.sock.close()
-
-
 def order(*calls: int) -> Run:
     blob = FunctionBlob("f", "f", b"x")  # type: ignore[arg-type]
     return Run("f", [CallSpec(call, b"") for call in calls], CallOptions(), blob)  # type: ignore[arg-type]
-
-
-def until(is_so: Callable[[], object]) -> None:
-    ends_at = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < ends_at
-        time.sleep(0.001)
 
 
 def test_call_returned_by_the_attendant_does_not_start(served: Served) -> None:
@@ -240,93 +221,7 @@ def test_late_messages_of_the_attendant_find_the_call_started(served: Served, me
         runner.may_end.set()
         assert served.hear(Resized) == [Resized(5)]
         served.end()
-        assert served.context.seen[0][1] == [NO_CALL]
-
-
-def test_call_just_started_by_a_slot_can_be_evicted(two_slots: Served) -> None:
-    for runner in two_slots.runners:
-        runner.may_begin.clear()
-    two_slots.may_make.set()
-    two_slots.start().say(order(LONG))
-    until(lambda: any(each.taken == LONG for each in two_slots.runners))
-    two_slots.say(GiveBack(calls=(LONG,)), Evict(LONG))  # type: ignore[arg-type]
-    until(lambda: any(each.stop.asked for each in two_slots.runners))
-    assert [each.progress.call for each in two_slots.end() if isinstance(each, RunEvicted)] == [LONG]
-
-
-def test_resize_before_every_slot_is_ready_is_answered(two_slots: Served) -> None:
-    two_slots.say(Resize(5))
-    two_slots.start()
-    until(lambda: two_slots.server._runners)
-    assert not two_slots.context.seen, "no message is read before every slot exists"
-    two_slots.may_make.set()
-    assert two_slots.hear(Resized) == [Resized(5)]
-    two_slots.end()
-
-
-def test_resize_is_answered_while_a_slot_runs_a_call(two_slots: Served) -> None:
-    two_slots.may_make.set()
-    two_slots.start().say(order(LONG))
-    until(lambda: any(each.call == LONG for each in two_slots.runners))
-    two_slots.say(Resize(5))
-    assert two_slots.hear(Resized) == [Resized(5)]
-    two_slots.end()
-
-
-def test_library_sends_results_of_other_threads_before_it_exits() -> None:
-    served = Served()
-    outbox, sock = served.server.outbox, _SlowSocket()
-    outbox._sock = sock  # type: ignore[assignment]
-    outbox.add(CallEnd(LONG, ok=True, payload=b""), ended_at=1.0)  # type: ignore[arg-type]
-    sender = threading.Thread(target=outbox.send_waiting)
-    sender.start()
-    assert sock.begun.wait(LIMIT_S)
-    threading.Timer(0.1, sock.goes_on.set).start()
-    with pytest.raises(LeftError):
-        served.server.leave(LibraryFault(infrastructure.NODE_FAILED, "it is unfit"))
-    assert sock.sent == 1
-    sender.join(LIMIT_S)
-    served.sock.close()
-
-
-class _SlowSocket:
-    def __init__(self) -> None:
-        self.begun, self.goes_on = threading.Event(), threading.Event()
-        self.sent = 0
-
-    def sendall(self, data: bytes) -> None:
-        del data
-        self.begun.set()
-        assert self.goes_on.wait(LIMIT_S)
-        self.sent += 1
-
-
-def test_unfit_library_stays_until_other_slots_reported_their_ends() -> None:
-    served = Served(slots=2)
-    one, two = served.runners
-    served.server._runners = [one, two]  # type: ignore[list-item]
-    served.guard.unchecked = 1
-    served.guard.check = lambda now: LibraryFault(infrastructure.NODE_FAILED, "unfit")  # type: ignore[method-assign]
-    two.take(LONG)
-    served.server._exit_if_process_unfit(one)  # type: ignore[arg-type]
-    assert not served.exits
-    two.taken = NO_CALL
-    one.take(NEXT)
-    with pytest.raises(LeftError):
-        served.server._exit_if_process_unfit(one)  # type: ignore[arg-type]
-    assert served.exits == [infrastructure.NODE_FAILED]
-    served.sock.close()
-
-
-def test_failed_slot_ends_its_library(two_slots: Served) -> None:
-    def broken(slot: int) -> Any:
-        raise OSError(28, f"no room for slot {slot}")
-
-    threading.Thread(
-        target=two_slots.server.serve_threads, args=(broken, 2), kwargs={"idle": lambda slot: None}, daemon=True
-    ).start()
-    until(lambda: len(two_slots.exits) == 2)
-    assert two_slots.exits == [1, 1]
+        assert served.context.seen == [[NO_CALL]]
 
 
 def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) -> None:
@@ -341,8 +236,8 @@ def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) ->
     served.end()
 
 
-def test_failed_clearing_waits_for_calls_in_other_slots(two_slots: Served) -> None:
-    two_slots.may_make.set()
+def test_failed_clearing_waits_for_calls_in_other_slots() -> None:
+    two_slots = Served(slots=2)
     for each in two_slots.runners:
         each.is_clean, each.fault = False, LibraryFault(infrastructure.NOT_CLEARED, "the disk is gone")
         each.may_clean.set()

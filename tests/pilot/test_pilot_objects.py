@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_manager import TRANSFER_KEY, FakeManager, carried_session, function, recipe
+from fake_manager import TRANSFER_KEY, FakeManager, carried_session, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
@@ -18,9 +18,9 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.agent import objects
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.fetch import get
-from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind
+from stoker.protocol.calls import CallEnd, FailureKind
 from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
-from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
+from stoker.protocol.to_pilot import Exit, FetchObject, ServingPeer
 
 
 class Other:
@@ -81,107 +81,85 @@ def gone_from_here(ref: ObjectRef) -> ObjectRef:
     return ObjectRef(ref.name, ref.size_bytes, "/not/seen/here")
 
 
-def have(manager: FakeManager, ref: ObjectRef) -> None:
+def want(manager: FakeManager, ref: ObjectRef) -> None:
+    """Start a library with this object, and wait until the pilot requests the object."""
     manager.start(wanting(ref))
     manager.until(lambda: manager.wanted == [ref])
+
+
+def have(manager: FakeManager, ref: ObjectRef) -> None:
+    want(manager, ref)
     manager.send(FetchObject(ref, origin=True, manifest=manifest_of(ref)))
-    manager.wait_for(ObjectsHere)
     manager.wait_for(LibraryReady)
 
 
-def test_pilot_reports_its_transfer_address(taker: FakeManager) -> None:
-    host, _, port = taker.hello().peer.rpartition(":")
-    assert host == "127.0.0.1"
-    assert int(port) > 0
-
-
-def test_pilot_without_a_key_serves_no_peer(alone: FakeManager) -> None:
-    assert alone.hello().peer == ""
-
-
-def test_object_is_fetched_from_another_pilot(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
+def test_object_is_fetched_from_another_pilot_if_one_is_missing(
+    taker: FakeManager, giver: Other, big: ObjectRef
+) -> None:
     have(giver.manager, big)
     ref = gone_from_here(big)
-    taker.start(wanting(ref))
-    taker.until(lambda: taker.wanted == [ref])
-    taker.send(FetchObject(ref, peers=(giver.peer,), manifest=manifest_of(big)))
-    (arrival,) = taker.wait_for(ObjectsHere).arrivals
-    assert (arrival.name, arrival.size_bytes) == (big.name, big.size_bytes)
-    assert (arrival.origin_bytes, arrival.peer_bytes) == (0, big.size_bytes)
-    ready = taker.wait_for(LibraryReady)
-    assert ready.fetch_s > 0
-    ((length,),) = [taker.results(taker.run(lambda context: context, [()], takes_context=True))]
-    assert length == big.size_bytes
-    # The pilot has the object: another library starts without requesting the object, and the next pilot on this cache
-    # reports it.
-    wants = len(taker.wanted)
-    taker.ready(wanting(ref), library=2, devices=("cpu:1",))
-    assert len(taker.wanted) == wants
-    get(big.name, taker.base / "again", addresses=[taker.hellos[-1].peer], key=TRANSFER_KEY)
-
-
-def test_missing_peer_is_named_and_another_peer_serves(taker: FakeManager, giver: Other, big: ObjectRef) -> None:
-    have(giver.manager, big)
-    ref = gone_from_here(big)
-    taker.start(wanting(ref))
-    taker.until(lambda: taker.wanted)
+    want(taker, ref)
     taker.send(FetchObject(ref, peers=(ServingPeer(pilot="lost", address="127.0.0.1:1"),)))  # type: ignore[arg-type]
     failed = taker.wait_for(FetchFailed)
     assert failed.peers == ("lost",)
     assert "cannot be reached" in failed.reason
-    taker.send(FetchObject(ref, peers=(giver.peer,)))
+    taker.send(FetchObject(ref, peers=(giver.peer,), manifest=manifest_of(big)))
+    (arrival,) = taker.wait_for(ObjectsHere).arrivals
+    assert (arrival.name, arrival.size_bytes) == (big.name, big.size_bytes)
+    assert (arrival.origin_bytes, arrival.peer_bytes) == (0, big.size_bytes)
+    assert taker.wait_for(LibraryReady).fetch_s > 0
+    assert taker.results(taker.run(lambda context: context, [()], takes_context=True)) == [big.size_bytes]
+    taker.ready(wanting(ref), library=2, devices=("cpu:1",))
+    assert len(taker.wanted) == 1, "another library of the pilot does not request the object again"
+    get(big.name, taker.base / "again", addresses=[taker.hellos[-1].peer], key=TRANSFER_KEY)
+
+
+def test_pending_requests_are_repeated_to_a_returning_manager(taker: FakeManager, big: ObjectRef) -> None:
+    want(taker, big)
+    taker.hang_up()
+    taker.wanted.clear()
+    taker.listen()
+    taker.until(lambda: taker.wanted == [big])
+    taker.send(FetchObject(big, origin=True))
     taker.wait_for(LibraryReady)
 
 
-def test_pending_requests_are_repeated_to_a_returning_manager(keyed: FakeManager, big: ObjectRef) -> None:
-    keyed.start_pilot()
-    keyed.start(wanting(big))
-    keyed.until(lambda: keyed.wanted == [big])
-    keyed.hang_up()
-    keyed.wanted.clear()
-    keyed.listen()
-    keyed.until(lambda: keyed.wanted == [big])
-    keyed.send(FetchObject(big, origin=True))
-    keyed.wait_for(LibraryReady)
-
-
-def test_objects_removed_from_the_cache_are_reported(manager: FakeManager, tmp_path: Path) -> None:
+def made_of(tmp_path: Path, *sizes: int) -> list[ObjectRef]:
     refs = []
-    for name in ("one", "two"):
-        (tmp_path / name).write_bytes(os.urandom(600_000))
-        refs.append(object_of(tmp_path / name, memo=tmp_path / "memo"))
-    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
-    manager.start(wanting(refs[0]))
-    manager.wait_for(LibraryReady)
-    before = len(manager.hellos)
+    for number, size in enumerate(sizes):
+        (tmp_path / f"thing-{number}").write_bytes(os.urandom(size))
+        refs.append(object_of(tmp_path / f"thing-{number}", memo=tmp_path / "memo"))
+    return refs
+
+
+def test_small_cache_evicts_and_reports_missing_bytes(manager: FakeManager, tmp_path: Path) -> None:
+    old, used, first, second = made_of(tmp_path, 600_000, 600_000, 300_000, 500_000)
+    manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
+    manager.ready(wanting(old))
+    assert manager.hello().peer == "", "a pilot without the key of its session serves no peer"
     manager.send(Exit(reason="over"))
     manager.wait_for(PilotLeaving)
+    before = len(manager.hellos)
     manager.said.clear()
     manager.inbox.last = 0
-    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
+    manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
     manager.until(lambda: len(manager.hellos) > before)
-    assert manager.hellos[-1].objects == (refs[0].name,)
-    manager.start(wanting(refs[1]))
-    manager.wait_for(LibraryReady)
-    manager.wait_for(ObjectsGone, names=(refs[0].name,))
+    assert manager.hellos[-1].objects == (old.name,)
+    manager.ready(wanting(used))
+    manager.wait_for(ObjectsGone, names=(old.name,))
+
+    manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)), library=2, devices=("cpu:1",))
+    left = manager.gone(2)
+    assert "running libraries use the cached objects" in left.failure.message
+    assert left.cache_lacks_bytes == 400_000
+    manager.start(recipe(_length, ObjectPath(old.name), objects=(old, second)), library=3, devices=("cpu:1",))
+    left = manager.gone(3)
+    assert left.failure.kind is FailureKind.PILOT
+    assert "its files (1.1 MB) are larger than the whole cache (1.0 MB)" in left.failure.message
+    assert left.cache_lacks_bytes == 0, "no other library is in the way"
 
 
-def test_pilots_of_one_host_share_fetched_objects(keyed: FakeManager, tmp_path: Path, big: ObjectRef) -> None:
-    keyed.start_pilot()
-    twin = FakeManager(tmp_path / "twin")
-    try:
-        twin.start_pilot("--scratch", str(tmp_path / "scratch"), "--devices", "cpu:1")
-        twin.hello()
-        have(keyed, big)
-        twin.until(lambda: [one for one in twin.said if isinstance(one, ObjectsHere)])
-        assert twin.wait_for(ObjectsHere).arrivals[0].name == big.name
-        twin.ready(wanting(gone_from_here(big)))
-        assert not twin.wanted
-    finally:
-        twin.close()
-
-
-def test_leaving_pilot_completes_its_transfers(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
+def test_leaving_pilot_completes_its_transfers(other: Other, big: ObjectRef) -> None:
     have(other.manager, big)
     channel = wire.connect(other.peer.address, key=TRANSFER_KEY)
     channel.send({"op": "open", "object": big.name, "manifest": False})
@@ -214,97 +192,33 @@ def test_leaving_pilot_stays_until_its_only_copies_are_replicated(
     taker.until(lambda: len([one for one in taker.said if isinstance(one, ObjectsHere)]) > 1)
 
 
-def test_staying_pilot_leaves_after_its_time_limit(other: Other, big: ObjectRef) -> None:
-    have(other.manager, big)
-    other.manager.send(Exit(reason="drained", drain=True, hand_on_s=0.5))
-    other.manager.wait_for(PilotLeaving)
-
-
-@pytest.fixture(scope="module")
-def carried_pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
-    made = FakeManager(tmp_path_factory.mktemp("carried"), lease_s=900)
-    made.take_key()
-    try:
-        with carried_session(made, made.base / "sandbox") as folder:
-            made.start_pilot("--session", str(folder), "--devices", "cpu:2")
-            made.hello()
-            yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def carried(carried_pilot: FakeManager) -> FakeManager:
-    """A pilot with a copy of the files of a job, and the seed of the session, shared by the tests of this file."""
-    carried_pilot.begin_test()
-    return carried_pilot
-
-
-def test_object_is_fetched_from_the_seed(carried: FakeManager, big: ObjectRef) -> None:
-    publish(carried.folder.objects, (big,))
-    ref = gone_from_here(big)
-    carried.start(wanting(ref))
-    carried.until(lambda: carried.wanted)
-    carried.send(FetchObject(ref, origin=True))
-    (arrival,) = carried.wait_for(ObjectsHere).arrivals
-    assert arrival.origin_bytes == big.size_bytes
-    carried.wait_for(LibraryReady)
-
-
 def _same(data: bytes) -> bytes:
     return data
 
 
-def test_large_arguments_and_results_are_transferred(carried: FakeManager) -> None:
-    carried.ready(recipe())
-    data = os.urandom(3_000_000)
-    specs = carried.run(_same, [(data,), (b"small",)])
-    assert carried.results(specs) == [data, b"small"]
-    end = carried.ends()[specs[0]]
-    assert isinstance(end.payload, ObjectRef)
-    assert Path(end.payload.source).parent == carried.folder.objects
-    assert not list((carried.base / "sandbox" / "session" / "objects").iterdir())
-
-
-def test_missing_arguments_fail_only_their_call(carried: FakeManager) -> None:
-    carried.ready(recipe())
-    (here,) = carried.run(_same, [(b"small",)])
-    lost = CallSpec(call=99, payload=ObjectRef("file-" + "0" * 64, 2_000_000, "/not/seen/here"))  # type: ignore[arg-type]
-    carried.send(RunCalls(library=1, function=function(_same).key, calls=[lost], options=CallOptions()))  # type: ignore[arg-type]
-    first, second = carried.results([99, here], wait_s=60)
-    assert "seed" in first.message
-    assert second == b"small"
-
-
-def made_of(tmp_path: Path, *sizes: int) -> list[ObjectRef]:
-    refs = []
-    for number, size in enumerate(sizes):
-        (tmp_path / f"thing-{number}").write_bytes(os.urandom(size))
-        refs.append(object_of(tmp_path / f"thing-{number}", memo=tmp_path / "memo"))
-    return refs
-
-
-def test_context_without_cache_space_reports_the_missing_bytes(manager: FakeManager, tmp_path: Path) -> None:
-    here, first, second = made_of(tmp_path, 400_000, 300_000, 500_000)
-    manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
-    manager.ready(wanting(here))
-    manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)), library=2, devices=("cpu:1",))
-    left = manager.gone(2)
-    assert "running libraries use the cached objects" in left.failure.message
-    assert left.cache_lacks_bytes == 200_000
-    large = made_of(tmp_path, 600_000, 700_000)
-    manager.start(recipe(_length, ObjectPath(large[0].name), objects=tuple(large)), library=3, devices=("cpu:1",))
-    left = manager.gone(3)
-    assert left.failure.kind is FailureKind.PILOT
-    assert "its files (1.3 MB) are larger than the whole cache (1.0 MB)" in left.failure.message
-    assert left.cache_lacks_bytes == 0, "no other library is in the way"
+def test_objects_and_large_payloads_travel_through_the_seed(keyed: FakeManager, big: ObjectRef, tmp_path: Path) -> None:
+    with carried_session(keyed, tmp_path / "sandbox") as folder:
+        keyed.start_pilot("--session", str(folder), "--devices", "cpu:2")
+        keyed.hello()
+        publish(keyed.folder.objects, (big,))
+        ref = gone_from_here(big)
+        want(keyed, ref)
+        keyed.send(FetchObject(ref, origin=True))
+        assert keyed.wait_for(ObjectsHere).arrivals[0].origin_bytes == big.size_bytes
+        keyed.wait_for(LibraryReady)
+        data = os.urandom(3_000_000)
+        specs = keyed.run(_same, [(data,), (b"small",)])
+        assert keyed.results(specs) == [data, b"small"]
+        end = keyed.ends()[specs[0]]
+        assert isinstance(end.payload, ObjectRef)
+        assert Path(end.payload.source).parent == keyed.folder.objects
+        assert not list((folder / "objects").iterdir())
 
 
 def test_inaccessible_object_path_fails_the_load(taker: FakeManager, big: ObjectRef) -> None:
     """A too long path fails like a file system for which the node has no Kerberos ticket."""
     ref = ObjectRef(big.name, big.size_bytes, "/" + "x" * 5000)
-    taker.start(wanting(ref))
-    taker.until(lambda: taker.wanted)
+    want(taker, ref)
     taker.send(FetchObject(ref, origin=True))
     failed = taker.wait_for(FetchFailed)
     assert failed.origin

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from core.pilot_shell import GIB, CoreShell
 from stoker.contexts.inference.adapter import EngineLoad, TokenCache
 from stoker.contexts.inference.engine_work import EngineWork
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.contexts.step_times import StepSample, StepTimes, times_of
+from stoker.contexts.step_times import StepSample, times_of
 from stoker.manager.core.nouns import Context
 from stoker.manager.policies.where_to_load import required_bytes_if_known
 from stoker.pilot.agent.offers import OfferInspector
@@ -39,7 +40,7 @@ TIMES = times_of(SAMPLES)
 
 
 class Pilot:
-    """A pilot core with two libraries on one device, and the `OfferScales` of its agent."""
+    """A pilot core with two libraries on one device, and the `OfferInspector` of its agent."""
 
     def __init__(self, board: Path) -> None:
         self.board = board
@@ -47,13 +48,8 @@ class Pilot:
         for number, model in enumerate(MODELS, start=1):
             self.shell.ready(number, model, device_memory_bytes=8 * GIB)
         self.shell.forget()
-        self.scales = OfferInspector(self.shell.core.state, board=board, clock=lambda: self.shell.now)
+        self.inspector = OfferInspector(self.shell.core.state, board=board, clock=lambda: self.shell.now)
         self.engines = [LibraryTurns(board, LibraryId(number), GPU) for number in (1, 2)]
-
-    def measure(self, times: StepTimes = TIMES) -> None:
-        for number in (1, 2):
-            self.shell.say(number, to_agent.BatchReport(EngineLoad(), times))
-        self.shell.forget()
 
     def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferWeighed:
         """Offer library 1 a call; pass the estimate of the agent to the core and return the estimate."""
@@ -61,27 +57,41 @@ class Pilot:
         options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
         order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)
         self.shell.hear(order)
-        found = self.scales.weigh(self.shell.take(commands.WeighOffer).order)
+        found = self.inspector.weigh(self.shell.take(commands.WeighOffer).order)
         self.shell.give(found)
         return found
 
-    def outlook(self, weighed: OfferWeighed, library: int) -> EngineOutlook:
-        [found] = [each for each in weighed.engines if each.library == library]
-        return found
+    def prompts(self, call: int, **more: Any) -> tuple[UnreadPrompt, ...]:
+        """Offer library 1 a call; return the prompts that the agent had counted for the library."""
+        return outlook(self.offer(call, **more), 1).prompts
+
+
+def outlook(weighed: OfferWeighed, library: int) -> EngineOutlook:
+    [found] = [each for each in weighed.engines if each.library == library]
+    return found
 
 
 @pytest.fixture
-def pilot(tmp_path: Path) -> Iterator[Pilot]:
+def unmeasured(tmp_path: Path) -> Iterator[Pilot]:
     made = Pilot(tmp_path / "turns")
     yield made
     for engine in made.engines:
         engine.close()
 
 
-def test_calls_are_accepted_while_steps_are_not_measured(pilot: Pilot) -> None:
-    found = pilot.offer(ttft_s=0.01, tokens=1000)
+@pytest.fixture
+def pilot(unmeasured: Pilot) -> Pilot:
+    """A pilot whose libraries have reported the times of their steps."""
+    for number in (1, 2):
+        unmeasured.shell.say(number, to_agent.BatchReport(EngineLoad(), TIMES))
+    unmeasured.shell.forget()
+    return unmeasured
+
+
+def test_calls_are_accepted_while_steps_are_not_measured(unmeasured: Pilot) -> None:
+    found = unmeasured.offer(ttft_s=0.01, tokens=1000)
     assert (found.new, found.engines) == (None, ())
-    assert pilot.shell.take(to_library.Run)
+    assert unmeasured.shell.take(to_library.Run)
 
 
 def test_step_times_of_the_manager_count_until_steps_are_measured(tmp_path: Path) -> None:
@@ -95,20 +105,18 @@ def test_step_times_of_the_manager_count_until_steps_are_measured(tmp_path: Path
 
 
 def test_engines_are_modelled_with_their_open_work(pilot: Pilot) -> None:
-    pilot.measure()
     prompts = [(300, 103.0, 0.25, 0)]
     pilot.engines[1].publish(EngineWork(2, 150.0, 100.4, 0.25, 99.0, prompts, 3, 500))
     found = pilot.offer()
     assert found.new == UnreadPrompt(100, 105.0, 0.25)
-    other = pilot.outlook(found, 2)
+    other = outlook(found, 2)
     assert (other.rows, other.length, other.due_at, other.tpot_s, other.late_at) == (2, 150.0, 100.4, 0.25, 99.0)
     assert other.prompts == (UnreadPrompt(300, 103.0, 0.25),)
     assert other.cost.prefill_s(1000, 500) == pytest.approx(1.0)
-    assert (pilot.outlook(found, 1).rows, pilot.outlook(found, 1).prompts) == (0, ())
+    assert (outlook(found, 1).rows, outlook(found, 1).prompts) == (0, ())
 
 
 def test_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> None:
-    pilot.measure()
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.3, 0.06, math.inf, [], 1, 200))
     pilot.offer(tokens=1000)
     why = "one decode step of every engine would take 110 ms, and tpot is 60.0 ms"
@@ -119,50 +127,37 @@ def test_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> None:
 
 
 def test_recently_accepted_calls_count_until_an_engine_has_them(pilot: Pilot) -> None:
-    pilot.measure()
-    assert pilot.outlook(pilot.offer(1, ttft_s=5.0, tokens=100), 1).prompts == ()
+    assert pilot.prompts(1, ttft_s=5.0, tokens=100) == ()
     second = pilot.offer(2, ttft_s=1.5, tokens=1000)
-    assert pilot.outlook(second, 1).prompts == (UnreadPrompt(100, 105.0, 0.25),)
+    assert outlook(second, 1).prompts == (UnreadPrompt(100, 105.0, 0.25),)
     assert [spec.call for run in pilot.shell.all(to_library.Run) for spec in run.calls] == [1, 2]
     # the refused call 3 does not count
-    assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2
+    assert len(pilot.prompts(3, ttft_s=0.5, tokens=1000)) == 2
     pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25, 0), (100, 105.0, 0.25, 0)], accepted_requests=2))
-    assert len(pilot.outlook(pilot.offer(4, ttft_s=0.5, tokens=1000), 1).prompts) == 2
+    assert len(pilot.prompts(4, ttft_s=0.5, tokens=1000)) == 2
 
 
 def test_request_of_an_ended_call_represents_no_other_call(pilot: Pilot) -> None:
-    pilot.measure()
     pilot.offer(1, tokens=100)
     pilot.offer(2, tokens=200)
     # the engine accepted and read the prompt of the first call
     pilot.engines[0].publish(EngineWork(accepted_requests=1))
     pilot.shell.end(1)
-    assert [each.tokens for each in pilot.outlook(pilot.offer(3, ttft_s=0.01), 1).prompts] == [200]
+    assert [each.tokens for each in pilot.prompts(3, ttft_s=0.01)] == [200]
     pilot.engines[0].publish(EngineWork(accepted_requests=2))
-    assert pilot.outlook(pilot.offer(4, ttft_s=0.01), 1).prompts == ()
-
-
-def test_refused_call_has_no_request(pilot: Pilot) -> None:
-    pilot.measure()
-    pilot.offer(1, tokens=100)
-    pilot.offer(2, tokens=1000, ttft_s=0.5)
-    assert pilot.shell.take(told.CallsReturned).refused
-    pilot.offer(3, tokens=300)
-    pilot.engines[0].publish(EngineWork(accepted_requests=2))
-    assert pilot.outlook(pilot.offer(4), 1).prompts == ()
+    assert pilot.prompts(4, ttft_s=0.01) == ()
 
 
 def test_library_about_to_end_gets_no_further_request(pilot: Pilot) -> None:
-    pilot.measure()
     pilot.shell.start(3, MODELS[1])
-    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request that already counts
+    assert outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request that already counts
     pilot.shell.run(7, library=2)
     for number in (2, 3):
         pilot.shell.hear(StopLibrary(LibraryId(number), "enough"))
     assert pilot.shell.library(2).stage is Stage.DRAINING
     assert {each.library: each.rows for each in pilot.offer(2).engines} == {1: 0, 2: 0, 3: 0}
     pilot.engines[1].publish(EngineWork(1, 150.0, 100.4, 0.25, accepted_requests=1))
-    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # the remaining work of the draining library 2 counts
+    assert outlook(pilot.offer(3), 2).rows == 1  # the remaining work of the draining library 2 counts
 
 
 @pytest.mark.parametrize("kind", ["A10", "cpu"])
@@ -226,37 +221,33 @@ def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferWeighed:
 
 
 def test_deadline_of_a_waiting_call_is_earlier(pilot: Pilot) -> None:
-    pilot.measure()
     found = pilot.offer(ttft_s=5.0, waited_s=2.0)
     assert found.new.due_at == 103.0
     assert pilot.shell.take(to_library.Run).waited_s == 2.0
 
 
 def test_token_late_since_the_start_of_a_step_refuses_no_call(pilot: Pilot) -> None:
-    pilot.measure()
     pilot.engines[1].publish(EngineWork(1, 150.0, 99.5, 0.25, math.inf, [], 1, 200))
-    other = pilot.outlook(pilot.offer(), 2)
+    other = outlook(pilot.offer(), 2)
     assert (other.due_at, other.late_at) == (math.inf, 99.5)
 
 
-def test_underestimated_cache_is_requested(pilot: Pilot) -> None:
-    pilot.engines[0].publish(EngineWork(4, 500.0, accepted_requests=4, peak_tokens=2000))
-    own = pilot.shell.core.state.devices[GPU[0]].process_bytes
-    assert pilot.offer(tokens=100).required_bytes == NEEDS.device_memory_bytes + own + 1000 * (2000 + 150 - 1000)
-    assert "of device memory for it" in pilot.shell.take(told.CallsReturned).refused
+def test_underestimated_cache_is_requested(unmeasured: Pilot) -> None:
+    unmeasured.engines[0].publish(EngineWork(4, 500.0, accepted_requests=4, peak_tokens=2000))
+    own = unmeasured.shell.core.state.devices[GPU[0]].process_bytes
+    assert unmeasured.offer(tokens=100).required_bytes == NEEDS.device_memory_bytes + own + 1000 * (2000 + 150 - 1000)
+    assert "of device memory for it" in unmeasured.shell.take(told.CallsReturned).refused
 
 
 def test_further_prompts_count_as_one_prompt(pilot: Pilot) -> None:
-    pilot.measure()
     prompts = [(10, 110.0 + number, 0.25, 64) for number in range(40)]
     pilot.engines[1].publish(EngineWork(prompts=prompts, accepted_requests=40))
-    found = pilot.outlook(pilot.offer(), 2).prompts
+    found = outlook(pilot.offer(), 2).prompts
     assert len(found) == 32
     assert found[-1] == UnreadPrompt(90, 149.0, 0.25)
 
 
 def test_wrong_bytes_on_the_board_never_break_the_agent(pilot: Pilot) -> None:
-    pilot.measure()
     chance = random.Random(3)
     for number in range(300):
         for engine in pilot.engines:

@@ -49,11 +49,6 @@ def test_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
     assert pilot.all(to_library.Run) == []
 
 
-def test_shell_without_an_engine_accepts_every_offer(pilot: CoreShell) -> None:
-    pilot.give(OfferWeighed(offer(pilot)))
-    assert pilot.take(to_library.Run)
-
-
 def test_call_without_cache_room_is_refused_with_the_bytes_it_needs(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot), required_bytes=9 * GIB))
     back = pilot.take(told.CallsReturned)
@@ -129,8 +124,3 @@ def test_offer_is_decided_without_the_work_of_preempted_libraries(pilot: CoreShe
     assert refused.over_s == pytest.approx(2 * 0.12 * OVERESTIMATE - 0.25)
     pilot.give(OfferWeighed(offer(pilot, 2, preempts=(2,)), new, work, 100.0))
     assert pilot.take(told.OfferAccepted).reserve_bytes == 0
-
-
-def test_refusal_for_a_late_prompt_reports_no_decode_time(pilot: CoreShell) -> None:
-    pilot.give(OfferWeighed(offer(pilot), UnreadPrompt(1000, 100.5, 0.25), [IDLE], 100.0))
-    assert pilot.take(told.CallsReturned).over_s == 0.0

@@ -17,66 +17,53 @@ from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
 from stoker.pilot.agent import observing
-from stoker.pilot.core.events import ProbeVerdict
+from stoker.pilot.core.events import DeviceHealth, ProbeVerdict
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
 from stoker.pilot.devices.probe import SIZE, DeviceError, Gpu, NoDriverError, examine
 from stoker.pilot.zygote import processes
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts, DeviceFault
 
-DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
+CPU = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 
-class Computer:
-    """A stand-in for a device: `harm` changes each product of a multiplication."""
+def product(a: array[float], b: array[float], size: int) -> array[float]:
+    """Multiply two matrices like the kernel of the probe."""
+    columns = [b[j::size] for j in range(size)]
+    out, known = array("f"), dict[bytes, list[float]]()
+    for i in range(size):
+        row = a[i * size : (i + 1) * size]
+        if row.tobytes() not in known:  # compute only different rows, because Python is slow
+            known[row.tobytes()] = [sum(map(float.__mul__, row, column)) for column in columns]
+        out.extend(known[row.tobytes()])
+    return out
 
-    def __init__(self, harm: Any = None) -> None:
-        self._harm = harm
+
+class WrongDevice:
+    """A device whose products have one wrong element."""
+
+    def __init__(self, index: int, by: float) -> None:
+        self._index, self._by = index, by
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        columns = [b[j::size] for j in range(size)]
-        out, known = array("f"), dict[bytes, list[float]]()
-        for i in range(size):
-            row = a[i * size : (i + 1) * size]
-            if row.tobytes() not in known:  # check only different rows, because Python is slow
-                known[row.tobytes()] = [sum(map(float.__mul__, row, column)) for column in columns]
-            out.extend(known[row.tobytes()])
-        if self._harm is not None:
-            self._harm(out)
+        out = product(a, b, size)
+        out[self._index] += self._by
         return out
 
 
-def flip(index: int, by: float) -> Any:
-    def harm(product: array[float]) -> None:
-        product[index] += by
-
-    return harm
-
-
-def test_good_device_passes_the_probe() -> None:
-    assert examine(Computer(), name="cuda:0") == (ProbeVerdict.SOUND, "")
-
-
-@pytest.mark.parametrize("index", [0, 777, SIZE * SIZE - 1])
-def test_single_wrong_element_is_detected(index: int) -> None:
-    answer, said = examine(Computer(flip(index, 7000.0)), name="cuda:0")
-    assert answer is ProbeVerdict.WRONG
-    assert said.startswith("cuda:0 gave a wrong matrix product (error ")
-    assert said.endswith("allowed 1e-3)")
-
-
-def test_nan_counts_as_wrong() -> None:
-    answer, said = examine(Computer(flip(5, float("nan"))), name="cuda:1")
-    assert (answer, said) == (ProbeVerdict.WRONG, "cuda:1 gave a wrong matrix product (error 1e0, allowed 1e-3)")
-
-
-def test_device_that_refuses_work_fails_the_probe() -> None:
-    def refuse(_product: array[float]) -> None:
-        raise DeviceError("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory")
-
-    answer, said = examine(Computer(refuse), name="cuda:0")
-    assert answer is ProbeVerdict.FAILED
-    assert said == "cuda:0 failed: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+@pytest.mark.parametrize(
+    ("index", "by", "said"),
+    [
+        (0, 7000.0, "cuda:0 gave a wrong matrix product (error "),
+        (SIZE * SIZE - 1, 7000.0, "cuda:0 gave a wrong matrix product (error "),
+        (5, float("nan"), "cuda:0 gave a wrong matrix product (error 1e0, allowed 1e-3)"),
+    ],
+)
+def test_single_wrong_element_is_detected(index: int, by: float, said: str) -> None:
+    verdict, words = examine(WrongDevice(index, by), name="cuda:0")
+    assert verdict is ProbeVerdict.WRONG
+    assert words.startswith(said)
+    assert words.endswith("allowed 1e-3)")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +84,13 @@ def test_probe_ends_in_one_of_the_listed_ways(
     if "sleep" in text:
         monkeypatch.setattr(observing, "_LIMIT_S", 0.3)
     command = (sys.executable, "-c", f"import os, signal, sys, time; {text or 'pass'}")
-    got, words = observing.run_probe(command, DEVICE)
+    got, words = observing.run_probe(command, CPU)
     assert got is answer
     assert said in words
 
 
 def test_probe_that_cannot_be_started_is_reported() -> None:
-    answer, said = observing.run_probe(("/no/such/probe",), DEVICE)
+    answer, said = observing.run_probe(("/no/such/probe",), CPU)
     assert answer is ProbeVerdict.UNKNOWN
     assert "could not be started" in said
 
@@ -113,7 +100,7 @@ def test_probe_survives_the_cleanup_after_libraries(tmp_path: Path) -> None:
     said: list[tuple[ProbeVerdict, str]] = []
     gate = tmp_path / "gate"
     command = ("sh", "-c", f"while ! test -e {gate}; do sleep 0.01; done; exit {ProbeVerdict.FAILED.value}")
-    probing_thread = threading.Thread(target=lambda: said.append(observing.run_probe(command, DEVICE)))
+    probing_thread = threading.Thread(target=lambda: said.append(observing.run_probe(command, CPU)))
     probing_thread.start()
     until_there_is(lambda: set(processes.children(os.getpid())) - set(known))
     stray = subprocess.Popen(["sleep", "100"])
@@ -122,15 +109,6 @@ def test_probe_survives_the_cleanup_after_libraries(tmp_path: Path) -> None:
     probing_thread.join(PATIENCE_S)
     assert stray.wait() in (0, -signal.SIGKILL)  # 0 if another waiter read the exit status
     assert [answer for answer, _ in said] == [ProbeVerdict.FAILED]
-
-
-def test_child_that_does_not_end_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "children", lambda pid, **more: [4_000_000] if pid == os.getpid() else [])
-    monkeypatch.setattr(processes, "_stuck", set())
-    began = time.monotonic()
-    assert processes.kill_stray_children((), wait_s=0.2) == {4_000_000}
-    assert time.monotonic() - began >= 0.2
-    assert processes.kill_stray_children((), wait_s=3600.0) == {4_000_000}
 
 
 def until_there_is(found: Callable[[], object]) -> None:
@@ -150,7 +128,8 @@ def probe(folder: Path, text: str) -> str:
 
 def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path: Path) -> None:
     wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
-    manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong))
+    soon = "from stoker.pilot.core import probes; probes.AGAIN_S = 0.1"
+    manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong), settings=soon)
     manager.hello()  # the hello is sent after the probe of each device
     assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
     fault = manager.wait_for(DeviceFault)
@@ -159,45 +138,6 @@ def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path
     )
     manager.ready(recipe())  # the other device works
     assert [type(message) for message in manager.said].count(DeviceFault) == 1
-
-
-def test_single_probe_failure_is_not_reported(manager: FakeManager, tmp_path: Path) -> None:
-    once = f'[ "$(wc -l < {tmp_path / "asked"})" -gt 1 ] || {{ echo "cpu:0 failed: out of memory"; exit 4; }}'
-    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, once))
-    manager.hello()
-    manager.until(lambda: (tmp_path / "asked").exists() and (tmp_path / "asked").read_text().count("cpu:0") == 2)
-    manager.ready(recipe())
-    assert not [message for message in manager.said if type(message) is DeviceFault]
-
-
-def _ecc() -> None:
-    set_error = ctypes.pythonapi.PyErr_SetObject
-    set_error.argtypes, set_error.restype = (ctypes.py_object, ctypes.py_object), None
-    set_error(RuntimeError, "CUDA error: uncorrectable ECC error encountered")
-
-
-def test_device_that_fails_a_call_is_probed_and_excluded(manager: FakeManager, tmp_path: Path) -> None:
-    sick = f'[ ! -e {tmp_path / "sick"} ] || {{ echo "$1 failed: it fell off the bus"; exit 4; }}'
-    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, sick), "--probe-every", "0")
-    manager.ready(recipe())
-    (tmp_path / "sick").touch()
-    manager.run(_ecc, [()])
-    fault = manager.wait_for(DeviceFault)
-    assert fault == DeviceFault(DeviceId("cpu:0"), "cpu:0 failed: it fell off the bus, twice")
-
-
-def test_device_is_probed_only_at_the_start(manager: FakeManager, tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0")
-    manager.hello()
-    manager.until(lambda: len(manager.heartbeats) >= 6, what="time has passed")  # probes run every second
-    assert asked.read_text().split() == ["cpu:0"]
-
-
-def test_site_can_disable_the_probe(manager: FakeManager) -> None:
-    manager.start_pilot("--devices", "cpu:1", "--probe", "never")
-    manager.ready(recipe())
-    assert "could not be started" not in manager.logs()
 
 
 @pytest.mark.gpu
@@ -261,15 +201,7 @@ class Driver:
         a, b, c = (ctypes.c_uint64.from_address(pointers[place]).value for place in range(3))
         size = ctypes.c_uint32.from_address(pointers[3]).value
         assert blocks * rest[2] >= size * size  # the launch has a thread per element
-        left, right = array("f", bytes(self.memory[a])), array("f", bytes(self.memory[b]))
-        columns = [right[j::size] for j in range(size)]
-        rows: dict[bytes, list[float]] = {}
-        out = array("f")
-        for i in range(size):
-            row = left[i * size : (i + 1) * size]
-            if row.tobytes() not in rows:
-                rows[row.tobytes()] = [sum(map(float.__mul__, row, column)) for column in columns]
-            out.extend(rows[row.tobytes()])
+        out = product(array("f", bytes(self.memory[a])), array("f", bytes(self.memory[b])), size)
         self.memory[c][:] = out.tobytes()
         return self.launch
 
@@ -306,3 +238,63 @@ def test_device_that_cannot_be_opened_fails_the_probe(monkeypatch: pytest.Monkey
 def test_driver_that_cannot_compile_gives_no_verdict() -> None:
     with pytest.raises(NoDriverError, match="CUDA_ERROR_JIT_COMPILER_NOT_FOUND"):
         examine(Gpu(Driver(launch=NO_COMPILER)), name="cuda:0")
+
+
+SOUND, UNKNOWN, FAILED, WRONG = ProbeVerdict.SOUND, ProbeVerdict.UNKNOWN, ProbeVerdict.FAILED, ProbeVerdict.WRONG
+
+
+# ---- the health of a device
+
+
+def after(*answers: ProbeVerdict) -> DeviceHealth:
+    health = DeviceHealth()
+    for number, answer in enumerate(answers):
+        before = health.fault
+        changed = health.heard(answer, f"answer {number}")
+        assert changed == (health.fault != before)
+    return health
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [
+        ([], ""),
+        ([SOUND], ""),
+        ([FAILED], ""),
+        ([FAILED, SOUND, FAILED], ""),
+        ([FAILED, FAILED], "answer 1, twice"),
+        ([WRONG, FAILED], "answer 1, twice"),
+        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # a probe that could not run does not prove health
+        ([FAILED, FAILED, FAILED], "answer 1, twice"),  # the fault is reported only once
+        ([FAILED, FAILED, SOUND], "answer 1, twice"),
+        ([FAILED, FAILED, SOUND, SOUND], ""),
+        ([FAILED, FAILED, SOUND, FAILED, SOUND], "answer 1, twice"),
+        ([FAILED, FAILED, SOUND, SOUND, FAILED, FAILED], "answer 5, twice"),
+        ([WRONG, WRONG, SOUND, SOUND, SOUND], "answer 1, twice"),
+    ],
+)
+def test_probe_answers_give_the_listed_fault(answers: list[ProbeVerdict], fault: str) -> None:
+    assert after(*answers).fault == fault
+
+
+def test_fault_reported_by_the_driver_persists() -> None:
+    health = DeviceHealth()
+    assert health.reported("Xid 79")
+    assert not health.reported("Xid 48")
+    assert after(SOUND, SOUND).fault == ""
+    for _ in range(3):
+        assert not health.heard(SOUND, "")
+    assert health.fault == "Xid 79"
+
+
+def test_unresponsive_driver_is_a_fault_while_it_lasts() -> None:
+    health = DeviceHealth()
+    assert health.silent("no answer for 60 s")
+    assert not health.silent("no answer for 60 s")
+    assert (health.fault, health.known) == ("no answer for 60 s", True)
+    assert health.silent("")
+    assert health.fault == ""
+    health.reported("Xid 79")
+    assert not health.silent("no answer for 60 s")
+    assert not health.silent("")
+    assert health.fault == "Xid 79"

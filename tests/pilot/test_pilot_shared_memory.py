@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from fake_manager import FakeManager, gone, recipe
-from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness
 from stoker.pilot.zygote import processes
@@ -43,7 +42,8 @@ def create_in_children() -> list[str]:
     import multiprocessing
     from multiprocessing.shared_memory import SharedMemory
 
-    found = []
+    kept.append(SharedMemory(create=True, size=100))
+    found = [kept[0].name]  # type: ignore[attr-defined]
     for how in ("fork", "spawn"):
         context = multiprocessing.get_context(how)
         with context.Pool(1) as pool:
@@ -100,52 +100,26 @@ def test_segment_is_removed_with_a_stopped_library(served: FakeManager, awarenes
     served.until(lambda: is_gone(name))
 
 
-def test_segment_is_removed_with_a_killed_library(served: FakeManager) -> None:
+def test_segments_and_semaphores_end_with_a_killed_library(
+    served: FakeManager, segment: shared_memory.SharedMemory
+) -> None:
     served.ready(recipe())
-    (name,) = served.results(served.run(create, [()]))
-    served.run(die, [()])
-    served.gone()
-    served.until(lambda: is_gone(name))
-
-
-def test_segments_and_semaphores_of_children_end_with_their_library(served: FakeManager) -> None:
-    served.ready(recipe())
-    (names,) = served.results(served.run(create_in_children, [()]))
-    assert len(names) == 3
+    names, size = served.results([*served.run(create_in_children, [()]), *served.run(attach, [(segment.name,)])])
+    assert len(names) == 4
+    assert size >= 100
     assert not is_gone(names[-1])
     served.run(die, [()])
     served.gone()
     served.until(lambda: is_gone(*names))
+    assert not is_gone(segment.name), "a call only attached to it"
 
 
-def test_segment_is_removed_when_its_zygote_is_killed(served: FakeManager) -> None:
-    served.ready(recipe())
-    (name,) = served.results(served.run(create, [()]))
-    (zygote,) = served.results(served.run(os.getppid, [()]))
-    os.kill(zygote, signal.SIGKILL)
-    served.until(lambda: is_gone(name))
-
-
-@pytest.mark.parametrize("how", ["killed", "told to exit"])
-def test_segment_is_removed_with_its_pilot(alone: FakeManager, how: str) -> None:
+@pytest.mark.parametrize("killed", ["zygote", "pilot"])
+def test_segment_is_removed_when_its_zygote_or_pilot_is_killed(alone: FakeManager, killed: str) -> None:
     alone.ready(recipe())
-    (name,) = alone.results(alone.run(create, [()]))
-    if how == "killed":
-        alone.pilots[0].kill()
-    else:
-        alone.exit()
-    alone.pilots[0].wait(PATIENCE_S)
+    name, zygote = alone.results([*alone.run(create, [()]), *alone.run(os.getppid, [()])])
+    os.kill(zygote if killed == "zygote" else alone.pilots[0].pid, signal.SIGKILL)
     alone.until(lambda: is_gone(name))
-
-
-def test_segment_that_a_call_only_attaches_to_is_kept(served: FakeManager, segment: shared_memory.SharedMemory) -> None:
-    served.ready(recipe())
-    (own, size) = served.results([*served.run(create, [()]), *served.run(attach, [(segment.name,)])])
-    assert size >= 100
-    served.run(die, [()])
-    served.gone()
-    served.until(lambda: is_gone(own))  # the segment of the library is gone, so its tracker has ended
-    assert not is_gone(segment.name)
 
 
 TRACKED = """
@@ -181,6 +155,7 @@ def test_attached_segment_may_be_unlinked_or_unregistered(
     assert is_gone(segment.name) is not stays
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_tensor_in_shared_memory_is_removed_with_its_library(served: FakeManager) -> None:
     served.ready(recipe())
@@ -273,7 +248,7 @@ print([each.orphans for each in told], server._trackers)
 """
 
 
-def test_ended_tracker_is_forgotten_whoever_reaps_it() -> None:
+def test_ended_resource_tracker_is_forgotten() -> None:
     """Without this rule Stoker could kill another process with a reused process id."""
     said = subprocess.run([sys.executable, "-c", TWO_ENDS], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout == "[0, 0] {}\n"

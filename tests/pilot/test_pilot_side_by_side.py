@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from fake_manager import FakeManager, recipe
 
+from stoker.contexts import user_modules
 from stoker.contexts.loading import load_context
 from stoker.contexts.payloads import dumps_arguments, dumps_code
-from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
-from stoker.protocol.calls import CallOptions, CallSpec, Failure
+from stoker.protocol.calls import CallOptions, CallSpec
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_manager import CallsReturned
@@ -140,37 +141,19 @@ class Slow:
 
 def test_slow_unpickling_in_a_slot_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=8))
-    programs = [blob(import_often, folder, whose=whose) for whose in "abcdef"]
+    programs = {whose: blob(import_often, folder, whose=whose) for whose in "abcd"}
     expected: list[str] = []
     calls: list[int] = []
-    for first, second in itertools.pairwise("abcdef"):
-        calls += served.run(programs["abcdef".index(first)], [()] * 8)
+    for first, second in itertools.pairwise(programs):
+        calls += served.run(programs[first], [()] * 8)
         slow = Slow()
         slow.number = len(calls)  # type: ignore[attr-defined]
         served.run(lambda slow=slow: slow.__class__.__name__, [()] * 5)
         for _ in range(15):
-            calls += served.run(programs["abcdef".index(second)], [()])
+            calls += served.run(programs[second], [()])
             served.run(plain, [()])
         expected += [first * 6] * 8 + [second * 6] * 15
     assert served.results(calls) == expected
-
-
-def test_invalid_module_table_fails_only_its_call(served: FakeManager, folder: Path) -> None:
-    served.ready(recipe(slots=2))
-    good = blob(note_and_import, folder, whose="a")
-    served.results(served.run(good, [(str(folder / "log"),)]))
-    for data in (
-        b"M",
-        b"M\x01\x00\x00\xff\xff\xff\xff",
-        good.blob[:40] + b"\0" * 200,
-        b"M\x01\x00\x00\x03\0\0\0\x80\x05N",
-    ):
-        bad = FunctionBlob(key=FunctionKey(data.hex()), name="bad", blob=data)
-        (failure,) = served.results(served.run(bad, [()]))
-        said = failure.message if isinstance(failure, Failure) else failure.__notes__[0]
-        assert "the function bad" in said
-        assert "unpickled on" in said
-    assert served.results(served.run(good, [(str(folder / "log"),)] * 3)) == ["a"] * 3
 
 
 def test_function_is_unpickled_again_after_a_module_was_replaced(served: FakeManager, folder: Path) -> None:
@@ -196,16 +179,19 @@ def test_function_is_unpickled_again_after_a_module_was_replaced(served: FakeMan
     assert served.results(calls) == [(True, number) for number in order]
 
 
-def work(call: int, function: Function, payload: bytes | ObjectRef = b"") -> RunnableCall:
-    run = Run(function=FunctionKey(""), calls=[], options=CallOptions())
-    return RunnableCall(CallSpec(call=CallId(call), payload=payload), run, function)
-
-
-def queue_of(*works: RunnableCall) -> FirstCome[RunnableCall]:
+def queue_of(*calls: tuple[Function, bytes | ObjectRef]) -> FirstCome[RunnableCall]:
+    """Return a queue of calls 1, 2, ..., each with its function and arguments."""
     queue = FirstCome[RunnableCall]()
-    for each in works:
-        queue.add(each.spec.call, each)
+    run = Run(function=FunctionKey(""), calls=[], options=CallOptions())
+    for number, (function, payload) in enumerate(calls, start=1):
+        queue.add(CallId(number), RunnableCall(CallSpec(call=CallId(number), payload=payload), run, function))
     return queue
+
+
+def bare() -> Function:
+    """Return a function without modules."""
+    code = dumps_code((plain, False), what="function")
+    return Function(FunctionBlob(key=FunctionKey("plain"), name="plain", blob=code))
 
 
 class Model:
@@ -223,10 +209,7 @@ def test_modules_of_arguments_count_too(folder: Path, in_a_file: bool) -> None:
     if in_a_file:
         (folder / "arguments").write_bytes(payload)
         payload = ObjectRef(name="large", size_bytes=len(payload), source=str(folder / "arguments"))
-    bare = Function(
-        FunctionBlob(key=FunctionKey("plain"), name="plain", blob=dumps_code((plain, False), what="function"))
-    )
-    queue = queue_of(work(1, function), work(2, bare), work(3, bare, payload), work(4, function), work(5, function))
+    queue = queue_of((function, b""), (bare(), b""), (bare(), payload), (function, b""), (function, b""))
     slots = SideBySide()
     begun = [slots.take(queue, slot) for slot in (0, 1)]
     assert [one is not None and one.spec.call for one in begun] == [1, 2]
@@ -246,15 +229,10 @@ def test_function_with_another_version_than_its_context_runs_alone(folder: Path)
         import sbs_util  # noqa: F401
 
     (folder / "sbs_util.py").write_text("WHOSE = 'context'\n")
-    made = recipe()
-    made = type(made)(key=made.key, name=made.name, loader=dumps_code((load, (), {}), what="loader"))
-    from stoker.contexts import user_modules
-
     try:
-        load_context(made, {})
-        bare = Function(FunctionBlob(key=FunctionKey("p"), name="p", blob=dumps_code((plain, False), what="function")))
+        load_context(Recipe(key="k", name="n", loader=dumps_code((load, (), {}), what="loader")), {})
         same, other = (Function(blob(note_and_import, folder, whose=whose)) for whose in ("context", "b"))
-        queue = queue_of(work(1, bare), work(2, same), work(3, other), work(4, bare))
+        queue = queue_of((bare(), b""), (same, b""), (other, b""), (bare(), b""))
         slots = SideBySide()
         assert [slots.take(queue, slot) is None for slot in range(3)] == [False, False, True]
         slots.end(0)

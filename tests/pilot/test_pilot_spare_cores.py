@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from driver import machine as standin
 from driver.machine import Machine
 from fake_manager import FakeManager, recipe
 
 from stoker.config import parse_site
-from stoker.contexts.recipe import Needs
 from stoker.errors import ConfigError
 from stoker.manager.factory.pilot_command import pilot_options
 from stoker.pilot.devices import GrantedDevices, cpu, find_devices, gpu, visible
@@ -27,8 +27,6 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
         machine = Machine(tmp_path, *[{}] * gpus)
         monkeypatch.setenv("STANDIN_NVML", str(machine.file))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
-        from driver import machine as standin
-
         nvml = standin.load()
         monkeypatch.setattr(gpu, "load_nvml", lambda: nvml)
         monkeypatch.setattr(cpu, "cores", lambda: tuple(range(cores)))
@@ -54,20 +52,17 @@ def test_each_gpu_keeps_its_first_cores_and_the_others_are_shared(find: Find) ->
     assert visible(found.offered[2:]) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_default_is_one_device_per_spare_core(find: Find) -> None:
-    assert _cores(find("gpu+cpu", cores=5, gpu_cores=3)) == {"cuda:0": (0, 1, 2), "cpu:0": (3,), "cpu:1": (4,)}
-
-
 @pytest.mark.parametrize(("memory", "left"), [(100 * GB, 90 * GB - 24 * GB), (40 * GB, 18 * GB)])
 def test_host_memory_is_reserved_for_the_gpus_up_to_half(find: Find, memory: int, left: int) -> None:
     sizes = [device.facts.memory_bytes for device in find("gpu+cpu:2", memory=memory).offered if device.facts.spare]
     assert sizes == [left // 2, left // 2]
 
 
-def test_gpus_alone_share_all_cores(find: Find) -> None:
-    found = find("gpu", gpus=2, cores=6)
-    assert _cores(found) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
-    assert cpu.cores_outside_cpu_devices(found.offered) == frozenset()
+def test_spare_cores_are_devices_and_lone_gpus_share_all_cores(find: Find) -> None:
+    assert _cores(find("gpu+cpu", cores=5, gpu_cores=3)) == {"cuda:0": (0, 1, 2), "cpu:0": (3,), "cpu:1": (4,)}
+    alone = find("gpu", gpus=2, cores=6)
+    assert _cores(alone) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
+    assert cpu.cores_outside_cpu_devices(alone.offered) == frozenset()
 
 
 def test_missing_spare_core_is_reported_and_the_gpus_are_offered(find: Find) -> None:
@@ -79,13 +74,17 @@ def test_missing_spare_core_is_reported_and_the_gpus_are_offered(find: Find) -> 
     )
 
 
-def test_pilot_without_its_expected_gpu_does_not_start_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wanted", ["gpu", "gpu+cpu:1"])
+def test_pilot_without_its_expected_gpu_does_not_start_on_cores(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match=r"--devices gpu\+cpu:1: no GPU was granted"):
-        find_devices("gpu+cpu:1")
+    with pytest.raises(ConfigError, match="no GPU was granted"):
+        find_devices(wanted)
+    assert find_devices("auto").offered[0].facts.kind == "cpu"
 
 
-@pytest.mark.parametrize("odd", ["gpu+cpu:0", "gpu+cpu:x", "gpu+gpu", "auto+cpu", "cpu+gpu"])
+@pytest.mark.parametrize(
+    "odd", ["cpu:0", "cpu:x", "gpu:1", "tpu", "auto:2", "", "gpu+cpu:0", "gpu+cpu:x", "gpu+gpu", "auto+cpu", "cpu+gpu"]
+)
 def test_invalid_requests_are_refused(odd: str) -> None:
     with pytest.raises(ConfigError, match=r"gpu\+cpu:N"):
         find_devices(odd)
@@ -100,29 +99,15 @@ def _seen() -> tuple[str, list[int], str]:
     return os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]
 
 
-@pytest.fixture(scope="module")
-def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one core leaves no spare core for a GPU pilot")
-    site = parse_site('[pilot]\ndevices = "gpu+cpu:1"\ngpu_cores = 1\nprobe = "never"', file="site.toml")
-    made = FakeManager(tmp_path_factory.mktemp("manager"), lease_s=900)
-    try:
-        environment = Machine(made.base, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
-        made.start_pilot(*pilot_options(site.pilot), **environment)
-        made.hello()
-        yield made
-    finally:
-        made.close()
+def _filled(extra: int = 0) -> bytes:
+    return b"x" * (64_000_000 + extra)
 
 
-@pytest.fixture
-def manager(spare: FakeManager) -> FakeManager:
-    spare.begin_test()
-    return spare
-
-
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves no spare core for a GPU pilot")
 def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager) -> None:
-    pilot = manager.pilots[0]
+    site = parse_site('[pilot]\ndevices = "gpu+cpu:1"\ngpu_cores = 1\nprobe = "never"', file="site.toml")
+    environment = Machine(manager.base, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    pilot = manager.start_pilot(*pilot_options(site.pilot), **environment)
     facts = {device.device: device for device in manager.hello().devices}
     assert [(name, each.kind, each.spare) for name, each in facts.items()] == [
         ("cuda:0", "NVIDIA A10", False), ("cpu:0", "cpu", True),
@@ -132,22 +117,11 @@ def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager) -> 
     others = sorted(os.sched_getaffinity(0) - set(kept))
     assert facts["cpu:0"].cores <= len(others)
 
-    manager.ready(recipe(_seen, needs=Needs(device_memory_bytes=GB)), devices=("cuda:0",), device_memory_bytes=2 * GB)
-    manager.ready(recipe(_seen, needs=Needs(memory_bytes=GB)), library=2, devices=("cpu:0",), device_memory_bytes=GB)
-    [on_gpu] = manager.results(manager.run(_seen, [()]))
-    [on_cores] = manager.results(manager.run(_seen, [()], library=2))
-    assert on_gpu == ("GPU-0", kept, "1")
-    assert (on_cores[0], on_cores[2]) == ("", str(facts["cpu:0"].cores))
-    assert on_cores[1] == others[: facts["cpu:0"].cores]
-
-
-def test_library_on_spare_cores_has_a_host_memory_limit_on_gpus_not(manager: FakeManager) -> None:
-    on_cores = manager.ready(recipe(_filled), library=2, devices=("cpu:0",), device_memory_bytes=GB)
-    on_gpu = manager.ready(recipe(_filled, 0), devices=("cuda:0",), device_memory_bytes=2 * GB)
+    on_gpu = manager.ready(recipe(_filled), devices=("cuda:0",), device_memory_bytes=2 * GB)
+    on_cores = manager.ready(recipe(_filled, 0), library=2, devices=("cpu:0",), device_memory_bytes=GB)
+    assert on_gpu.device_bytes < 60_000_000 < on_gpu.resident_bytes, "host memory does not count for a GPU"
     assert on_cores.resident_bytes > 60_000_000
     assert on_cores.device_bytes == 0
-    assert on_gpu.device_bytes < 60_000_000  # host memory does not count for a GPU
-
-
-def _filled(extra: int = 0) -> bytes:
-    return b"x" * (64_000_000 + extra)
+    assert manager.results(manager.run(_seen, [()])) == [("GPU-0", kept, "1")]
+    cores = others[: facts["cpu:0"].cores]
+    assert manager.results(manager.run(_seen, [()], library=2)) == [("", cores, str(len(cores)))]

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.contexts import payloads, scratch
+from stoker.contexts import scratch
 from stoker.contexts.folders import ProgramFolder, program_folder
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
@@ -56,6 +56,9 @@ def test_calls_of_two_programs_run_in_their_own_folders(served: FakeManager, tmp
         for options, place in ((one, "one"), (other, "other")):
             assert served.results(served.run(write, [(f"{turn}",)], options=options)) == [str(tmp_path / place)]
     assert sorted(os.listdir(tmp_path / "one")) == sorted(os.listdir(tmp_path / "other")) == ["0", "1", "2"]
+    shutil.rmtree(tmp_path / "one")
+    [where] = served.results(served.run(os.getcwd, [()], options=one))
+    assert where.startswith(str(served.base / "scratch")), "a removed folder is no longer visible"
     assert all(end.left is None for end in served.ends().values())
 
 
@@ -77,7 +80,7 @@ def test_slots_serve_programs_in_two_folders_at_once(served: FakeManager, tmp_pa
     assert served.results(calls) == [first, first, second, second]
 
 
-def test_files_and_folders_have_the_modes_of_the_program(served: FakeManager, tmp_path: Path) -> None:
+def test_loader_and_calls_run_in_the_folder_with_the_umask(served: FakeManager, tmp_path: Path) -> None:
     def modes(found: list[str]) -> list[str]:
         import subprocess
 
@@ -88,14 +91,13 @@ def test_files_and_folders_have_the_modes_of_the_program(served: FakeManager, tm
 
     def load() -> list[str]:
         write("loaded")
-        return [oct(os.stat("loaded").st_mode & 0o777)]
+        return [Path("model.txt").read_text(), oct(os.stat("loaded").st_mode & 0o777)]
 
     made = msgspec.structs.replace(recipe(load), home=home_of(tmp_path / "run", umask=0o002))
+    (tmp_path / "run" / "model.txt").write_text("weights")
     served.ready(made)
-    options = at(tmp_path / "run", umask=0o007)
-    assert served.results(served.run(modes, [()], options=options, takes_context=True)) == [
-        ["0o664", "0o660", "0o770", "0o660"]
-    ]
+    calls = served.run(modes, [()], options=at(tmp_path / "run", umask=0o007), takes_context=True)
+    assert served.results(calls) == [["weights", "0o664", "0o660", "0o770", "0o660"]]
     seen = []
     for place, folders, _ in os.walk(served.base / "scratch"):
         for name in fnmatch.filter(folders, "lib-*"):
@@ -105,19 +107,22 @@ def test_files_and_folders_have_the_modes_of_the_program(served: FakeManager, tm
     assert not any(seen)
 
 
-def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: Path, slots: int) -> None:
     def leave() -> tuple[list[str], bool]:
-        found = os.listdir(tempfile.gettempdir())
-        tempfile.mkdtemp()
-        os.close(tempfile.mkstemp()[0])
+        found = os.listdir(scratch())
         (scratch() / "mine").write_text("x")
-        same = tempfile.gettempdir() == os.environ["TMPDIR"]
-        same = same and os.path.realpath(tempfile.gettempdir()).startswith(str(base))
-        return found, same
+        is_own = str(scratch()).startswith(str(base))
+        if slots == 1:
+            tempfile.mkdtemp()
+            os.close(tempfile.mkstemp()[0])
+            is_own &= tempfile.gettempdir() == os.environ["TMPDIR"]
+            is_own &= os.path.realpath(tempfile.gettempdir()).startswith(str(base))
+        return found, is_own
 
     base = served.base / "scratch"
-    served.ready(recipe())
-    assert served.results(served.run(leave, [()] * 3, options=at(tmp_path / "run"))) == [([], True)] * 3
+    served.ready(recipe(slots=slots))
+    assert served.results(served.run(leave, [()] * 6, options=at(tmp_path / "run"))) == [([], True)] * 6
     assert os.listdir(tmp_path / "run") == []
 
 
@@ -144,8 +149,7 @@ def test_sockets_of_multiprocessing_work_in_calls_of_slots(served: FakeManager, 
             return True
 
     served.ready(recipe(slots=2))
-    for _ in range(3):
-        assert served.results(served.run(listens, [()], options=at(tmp_path / "run"))) == [True]
+    assert served.results(served.run(listens, [()] * 3, options=at(tmp_path / "run"))) == [True] * 3
 
 
 def test_unreadable_exception_ends_no_library(served: FakeManager, tmp_path: Path) -> None:
@@ -163,18 +167,12 @@ def test_unreadable_exception_ends_no_library(served: FakeManager, tmp_path: Pat
     assert served.results(served.run(os.getpid, [()])) != [None]
 
 
-def test_slots_of_a_library_clear_their_own_folders(served: FakeManager, tmp_path: Path) -> None:
-    def leave() -> tuple[bool, list[str]]:
-        found = os.listdir(scratch())
-        (scratch() / "mine").write_text("x")
-        return str(scratch()).startswith(str(base)), found
-
-    base = served.base / "scratch"
-    served.ready(recipe(slots=2))
-    assert served.results(served.run(leave, [()] * 6, options=at(tmp_path / "run"))) == [(True, [])] * 6
-
-
 def test_lost_files_are_named_if_the_folder_is_not_shared(served: FakeManager, tmp_path: Path) -> None:
+    def fails() -> None:
+        for n in range(9):
+            write(f"part-{n}")
+        raise ValueError("not today")
+
     served.ready(recipe())
     options = unseen(tmp_path / "run")
     calls = served.run(write, [(name,) for name in ("result.txt", "other.txt")], options=options)
@@ -184,22 +182,10 @@ def test_lost_files_are_named_if_the_folder_is_not_shared(served: FakeManager, t
     assert [served.ends()[call].left for call in calls] == [
         LeftFiles("write", (name,), 1, str(tmp_path / "run")) for name in ("result.txt", "other.txt")
     ]
-    quiet = served.run(os.getcwd, [()], options=options)
-    served.results(quiet)
-    assert served.ends()[quiet[0]].left is None
-
-
-def test_lost_files_of_a_failed_call_are_named(served: FakeManager, tmp_path: Path) -> None:
-    def fails() -> None:
-        for n in range(9):
-            write(f"part-{n}")
-        raise ValueError("not today")
-
-    served.ready(recipe())
-    (call,) = served.run(fails, [()], options=unseen(tmp_path / "run"))
-    served.until(lambda: call in served.ends())
-    left = served.ends()[call].left
-    assert left is not None
+    quiet, failed = served.run(os.getcwd, [()], options=options) + served.run(fails, [()], options=options)
+    served.results([quiet, failed])
+    assert served.ends()[quiet].left is None
+    left = served.ends()[failed].left
     assert (left.names, left.count) == (tuple(f"part-{n}" for n in range(5)), 9)
 
 
@@ -209,50 +195,14 @@ def test_failed_relative_read_says_how_the_file_travels(served: FakeManager, tmp
 
     served.ready(recipe())
     here, there = (
-        served.run(read, [()], options=at(tmp_path / "run")),
-        served.run(read, [()], options=unseen(tmp_path / "run")),
+        served.results(served.run(read, [()], options=options))[0]
+        for options in (at(tmp_path / "run"), unseen(tmp_path / "run"))
     )
-    served.until(lambda: here[0] in served.ends() and there[0] in served.ends())
-    errors = [payloads.load_exception(served.ends()[call].payload) for call in (*here, *there)]
-    assert [type(error) for error in errors] == [FileNotFoundError] * 2
-    assert not getattr(errors[0], "__notes__", [])
-    (note,) = errors[1].__notes__
+    assert (type(here), type(there)) == (FileNotFoundError, FileNotFoundError)
+    assert not getattr(here, "__notes__", [])
+    (note,) = there.__notes__
     assert '@context(files=("model.pkl",))' in note
     assert str(tmp_path / "run") in note
-
-
-def test_loader_runs_in_the_folder_of_the_program(served: FakeManager, tmp_path: Path) -> None:
-    def load() -> str:
-        return Path("model.txt").read_text()
-
-    made = msgspec.structs.replace(recipe(load), home=home_of(tmp_path / "run"))
-    (tmp_path / "run" / "model.txt").write_text("weights")
-    served.ready(made)
-    assert served.results(served.run(lambda context: context, [()], takes_context=True)) == ["weights"]
-
-
-def test_removed_shared_folder_is_no_longer_visible(served: FakeManager, tmp_path: Path) -> None:
-    served.ready(recipe())
-    options = at(tmp_path / "run")
-    assert served.results(served.run(os.getcwd, [()], options=options)) == [str(tmp_path / "run")]
-    shutil.rmtree(tmp_path / "run")
-    (where,) = served.results(served.run(os.getcwd, [()], options=options))
-    assert where.startswith(str(served.base / "scratch"))
-
-
-@pytest.mark.parametrize("slots", [1, 2])
-def test_result_arrives_although_the_scratch_folder_is_gone(alone: FakeManager, tmp_path: Path, slots: int) -> None:
-    def outlives(folder: str, touches: bool) -> str:
-        if touches:
-            (scratch() / "left").write_text("x")
-        shutil.rmtree(folder)
-        return "hours of work"
-
-    alone.ready(recipe(slots=slots))
-    options = at(tmp_path / "run")
-    (call,) = alone.run(outlives, [(str(alone.base / "scratch"), True)], options=options)
-    assert alone.results([call]) == ["hours of work"]
-    alone.gone()
 
 
 def test_library_that_cannot_clear_ends_after_the_result(served: FakeManager, tmp_path: Path) -> None:

@@ -3,18 +3,17 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import setproctitle
+from live.peers import until
 
 from stoker.pilot.library import connection
 from stoker.pilot.zygote.client import Exited, Fork, Forked, FromZygote, Zygote
 from stoker.pilot.zygote.server import ImportedThreads
 
-LIMIT_S = 30.0
 COUNT = 1_000
 """Number of orders that exceeds the socket buffer."""
 
@@ -30,6 +29,13 @@ def test_orders_wait_until_an_importing_zygote_reads(tmp_path: Path) -> None:
         scratch=tmp_path / "scratch",
         environ={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
     )
+    said: list[FromZygote] = []
+
+    def has_said(kind: type) -> bool:
+        zygote.push()
+        said.extend(zygote.receive() or [])
+        return any(isinstance(message, kind) for message in said)
+
     try:
         for _ in range(COUNT):
             zygote.kill(999)
@@ -41,21 +47,12 @@ def test_orders_wait_until_an_importing_zygote_reads(tmp_path: Path) -> None:
         zygote.fork(Fork(1, entry, log=str(tmp_path / "lib.log"), folder=str(folder), environment={}), theirs)
         assert theirs.fileno() >= 0, "it is kept until it is sent"
         gate.touch()
-        said: list[FromZygote] = []
-        ends_at = time.monotonic() + LIMIT_S
-        while not any(isinstance(message, Forked) for message in said):
-            assert time.monotonic() < ends_at, said
-            zygote.push()
-            said += zygote.receive() or []
-            time.sleep(0.005)
+        until(lambda: has_said(Forked))
         assert not zygote.unsent
         assert theirs.fileno() < 0
         with ours:
             ours.sendall(connection.pack_raw(b"no settings"))
-        while not any(isinstance(message, Exited) for message in said):
-            assert time.monotonic() < ends_at, said
-            said += zygote.receive() or []
-            time.sleep(0.005)
+        until(lambda: has_said(Exited))
     finally:
         zygote.destroy()
 
@@ -63,13 +60,9 @@ def test_orders_wait_until_an_importing_zygote_reads(tmp_path: Path) -> None:
 def test_dead_zygote_receives_no_order_and_is_reported(tmp_path: Path) -> None:
     zygote = Zygote((), log=tmp_path / "log", scratch=tmp_path / "scratch", environ=os.environ)
     zygote.stop()
-    ends_at = time.monotonic() + LIMIT_S
-    while zygote.receive() is not None:
-        assert time.monotonic() < ends_at
-        time.sleep(0.005)
+    until(lambda: zygote.receive() is None)
     zygote.kill(1)
     assert not zygote.unsent
-    assert zygote.receive() is None
     zygote.destroy()
 
 
@@ -90,11 +83,12 @@ def thread(name: str) -> Iterator[None]:
     started.join()
 
 
-def test_started_thread_is_reported_with_its_module() -> None:
+def test_thread_is_reported_with_the_module_that_started_it() -> None:
+    """The thread that returns memory to the system is harmless: Transformers imports pyarrow, which starts one."""
     threads = ImportedThreads()
     before = threads.harmful()  # threads of the test process itself
     threads.attribute_new_threads("first")
-    with thread("worker"):
+    with thread("jemalloc_bg_thd"), thread("worker"):
         threads.attribute_new_threads("second")
         threads.attribute_new_threads("third")
         assert threads.harmful() == {**before, "second": "worker"}
@@ -109,11 +103,3 @@ def test_thread_without_a_known_module_is_reported() -> None:
         assert "profiler" in threads.harmful()["code before the imports"]
     with thread("late"):
         assert threads.harmful()["something later"] == "late"
-
-
-def test_thread_that_returns_memory_to_the_system_is_harmless() -> None:
-    """pyarrow starts such a thread. pandas imports pyarrow, scikit-learn pandas, and Transformers scikit-learn."""
-    threads = ImportedThreads()
-    with thread("jemalloc_bg_thd"), thread("other"):
-        threads.attribute_new_threads("pandas")
-        assert threads.harmful()["pandas"] == "other"

@@ -88,20 +88,6 @@ def test_mig_slice_is_a_device_of_its_kind(world):
 
 
 @pytest.mark.long
-def test_gpu_with_denied_access_is_named(world):
-    report = prove_gpus(world, {"mode": 2})
-    assert "GPU 0 was left out: its compute mode is PROHIBITED" in of(report, STARTS).why
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_hanging_driver_is_named(world):
-    report = prove_gpus(world, {}, hangs="all")
-    assert "the NVIDIA driver has not answered for 60 s" in of(report, STARTS).why
-    assert of(report, SEES).why == "no pilot started"
-
-
-@pytest.mark.long
 def test_memory_used_by_other_processes_is_reported(world):
     report = prove_gpus(world, {"used": {"1": 20e9}})
     assert report.devices == ("1 x NVIDIA A10 with 24.0 GB", "NVIDIA A10, shared, 20.0 GB held by other processes")
@@ -132,19 +118,19 @@ def test_batch_system_that_does_not_answer_is_named(world):
     assert of(report, "a context loads once").why == "no pilot started"
 
 
-def test_an_error_in_the_site_file_names_its_line(world):
-    process = start(world, "[pilot]\ndevises = 1\n")
+@pytest.mark.parametrize(
+    ("text", "chosen", "said"),
+    [
+        ("[pilot]\ndevises = 1\n", "", "here.toml: line 3: [pilot] devises is not a setting; did you mean devices?"),
+        ("", "nosuchtest", "no test of the site suite matches -k 'nosuchtest'"),
+        pytest.param("", "((", "no test of the site suite matches -k '(('", marks=pytest.mark.long),
+    ],
+)
+def test_wrong_site_file_or_expression_is_an_error(world, text, chosen, said):
+    process = start(world, text, "-k", chosen)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
-    assert "here.toml: line 3: [pilot] devises is not a setting; did you mean devices?" in err
-
-
-@pytest.mark.parametrize("chosen", ["nosuchtest", pytest.param("((", marks=pytest.mark.long)])
-def test_an_expression_that_selects_no_test_is_an_error(world, chosen):
-    process = start(world, '[pilot]\ndevices = "cpu:1"\n', "-k", chosen)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (1, "")
-    assert f"no test of the site suite matches -k {chosen!r}" in err
+    assert said in err
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.to_manager import DeviceFault, LibraryGone, PilotLeaving
-from stoker.protocol.to_pilot import Exit, HelloAgain
+from stoker.protocol.to_pilot import Exit
 
 HELD = messages.LibraryReport(host="node", pid=1, log="")
 
@@ -144,18 +144,6 @@ def test_slots_without_a_worker_are_reported_until_it_starts(played: Played) -> 
         assert "1 of 2 are connected" in fault.reason
         played.vine.here.append(VineWorker("other", cores=2, gpus=0, memory_bytes=2 * 10**9))
         manager.wait_for(DeviceFault, device="cpu:3", reason="")
-        manager.send(Exit("enough"))
-
-    assert played.play(script) == 0
-
-
-def test_repeated_hello_lists_the_libraries(played: Played) -> None:
-    def script(manager: FakeManager) -> None:
-        manager.ready(BARE)
-        manager.send(HelloAgain())
-        hello = manager.until(lambda: len(manager.hellos) > 1 and manager.hellos[-1])
-        assert (hello.number, hello.last_library) == (2, 1)
-        assert [(facts.library, facts.ready) for facts in hello.libraries] == [(1, True)]
         manager.send(Exit("enough"))
 
     assert played.play(script) == 0

@@ -7,7 +7,7 @@ import pytest
 from taskvine.stand_in import PoolOfSlots
 
 from stoker.contexts.recipe import BARE, ObjectRef, Recipe
-from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts, UsageMeasured
+from stoker.pilot.core.events import UsageMeasured
 from stoker.pilot.taskvine import messages, pool
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, GangPlace
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
@@ -115,17 +115,6 @@ def test_note_of_a_process_names_the_call_it_died_of(world: World) -> None:
     assert (gone.failure.kind, gone.running, gone.loading) == (FailureKind.MEMORY, (7,), False)
 
 
-def test_failed_loader_ends_its_library_with_its_message(world: World) -> None:
-    library = world.start(3, device=3)
-    load = world.vine.orders[-1]
-    failure = Failure(FailureKind.CONTEXT, "no such file")
-    held = messages.LibraryReport(host="node", pid=1, log="", failure=failure)
-    world.finish(load, messages.PoolAnswer(load.ticket, held))
-    gone = world.gone()
-    assert (gone.library, gone.loading) == (library, True)
-    assert gone.failure == Failure(FailureKind.CONTEXT, "no such file", library=3)
-
-
 def test_short_calls_share_an_order_once_their_length_is_known(world: World) -> None:
     order = world.run(world.lost, 1, 2, 3)
     assert [spec.call for spec in order.calls] == [1], "how long they take is not known"
@@ -206,12 +195,3 @@ def test_used_memory_of_a_context_is_measured_but_not_planned_with(world: World)
     beat = world.said[-1]
     assert isinstance(beat, Heartbeat)
     assert [(use.library, use.memory_bytes) for use in beat.libraries] == [(3, 1000)]
-
-
-def test_reservation_is_repeated_after_a_reconnect(world: World) -> None:
-    world.hear(StartLibrary(LibraryId(3), BARE, (DeviceId("cpu:3"),), device_memory_bytes=500))
-    world.loaded(world.vine.orders[-1])
-    world.run(LibraryId(3), 7)
-    world.pool.handle(HelloDue(UnacknowledgedFacts(), 4, ()))
-    facts = world.manager.hellos[-1].libraries[-1]
-    assert (facts.library, facts.ready, facts.calls, facts.reserved_bytes) == (3, True, (7,), 500)

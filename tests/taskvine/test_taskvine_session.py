@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from faults.world import until
 from parsl import python_app
 
 import stoker
-from stoker.errors import CallTimeoutError, ConfigError, ContextError, PoisonCallError
+from stoker.errors import PoisonCallError
 from stoker.manager.cli.status import render
 
 LIMIT_S = 120.0
@@ -46,20 +45,6 @@ def test_first_program_runs_unchanged(measure):
     assert [n for lengths in stoker.map(measure, words) for n in lengths] == [len(word) for word in words]
     assert measure(["call"]).result(LIMIT_S) == [4]
     assert 1 <= measure.loads() <= 4  # TaskVine may load more often than once per slot
-
-
-def test_exception_keeps_its_type_and_the_context_stays_hot(measure):
-    measure(["call"]).result(LIMIT_S)
-    before = measure.loads()
-    with pytest.raises(KeyError, match="stoker") as caught:
-        measure(["stoker"]).result(LIMIT_S)
-    assert "return [table[word] for word in words]" in str(caught.value.__cause__)
-    assert measure(["pilot"]).result(LIMIT_S) == [5]
-    assert measure.loads() == before
-
-
-def test_many_short_calls_arrive_in_order(pool):
-    assert list(stoker.map(str, range(3000))) == [str(n) for n in range(3000)]
 
 
 def test_plain_functions_run_in_the_folder_of_the_program(pool, tmp_path, monkeypatch):
@@ -98,51 +83,6 @@ def test_files_of_a_context_are_transferred_by_taskvine(pool, tmp_path):
     assert not path.startswith(str(weights))
 
 
-def test_failed_loader_reports_the_reason(pool):
-    @stoker.context
-    def broken():
-        raise FileNotFoundError("/no/such/file")
-
-    @stoker.app(context=broken())
-    def use(model):
-        return model
-
-    with pytest.raises(ContextError, match="FileNotFoundError: /no/such/file") as caught:
-        use().result(LIMIT_S)
-    assert "in broken" in str(caught.value)
-
-
-def test_call_over_its_time_limit_ends_and_its_context_stays_hot(pool, log):
-    @stoker.app(context=table(["slow"], str(log)), timeout="1 s")
-    def doze(table, seconds):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(0.05)
-        return os.getpid()
-
-    before = doze(0).result(LIMIT_S)
-    with pytest.raises(CallTimeoutError, match="its limit, 1 s"):
-        doze(600).result(LIMIT_S)
-    assert doze(0).result(LIMIT_S) == before
-
-
-def test_cancelled_running_call_frees_its_slot(pool, log):
-    @stoker.app(context=table(["cancel"], str(log)))
-    def doze(table, flag, seconds):
-        Path(flag).touch()
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(0.05)
-        return seconds
-
-    flags = [str(log.parent / f"began-{n}") for n in range(2)]
-    executor = pool.session.executor
-    running = [executor.submit(doze.func, doze.specification, flag, 600) for flag in flags]
-    until(lambda: all(Path(flag).exists() for flag in flags), limit_s=LIMIT_S, why="both slots are busy")
-    assert all(future.cancel() for future in running)
-    assert doze(flags[0], 0).result(LIMIT_S) == 0
-
-
 def test_call_that_kills_its_process_fails_with_evidence(pool, measure, log):
     @stoker.app(context=table(["poison"], str(log)))
     def die(table):
@@ -154,35 +94,6 @@ def test_call_that_kills_its_process_fails_with_evidence(pool, measure, log):
         die().result(LIMIT_S)
     assert "last words" in str(caught.value)
     assert [future.result(LIMIT_S) for future in futures] == [[5]] * 20
-
-
-def test_contexts_that_need_the_same_slots_run_in_turn(pool, log):
-    apps = []
-    for name in ("one", "two", "three"):
-
-        @stoker.app(context=table([name], str(log)))
-        def which(table, _number):
-            return list(table)
-
-        apps.append(which)
-    futures = [(name, app(n)) for n in range(3) for name, app in zip(("one", "two", "three"), apps, strict=True)]
-    assert [future.result(LIMIT_S) for _, future in futures] == [[name] for name, _ in futures]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"), [({"deadline": "1 h"}, "deadline: TaskVine runs calls"), ({"stream": True}, "stream: a call")]
-)
-def test_unsupported_options_are_refused_before_sending(pool, log, options, said):
-    @stoker.app(context=table(["refused"], str(log)), **options)
-    def use(table):
-        return table
-
-    done = pool.session.status().done
-    with pytest.raises(ConfigError, match=said):
-        use().result(LIMIT_S)
-    with pytest.raises(ConfigError, match=said):
-        stoker.map(use, [1])
-    assert pool.session.status().done == done
 
 
 def test_status_stories_and_logs_equal_those_of_stoker_pilots(pool, measure):

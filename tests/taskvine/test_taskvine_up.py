@@ -144,16 +144,6 @@ def test_restarted_manager_reconnects_to_its_pool(up: Up) -> None:
     assert stoker(up.world, "down", up.name).returncode == 0
 
 
-def test_killed_pool_has_a_successor(up: Up) -> None:
-    assert up.run() == SAID
-    [before] = up.status().pilots
-    kill(up.world.of("stoker.pilot.taskvine.main"))
-    until(lambda: [pilot.pilot for pilot in up.status().pilots] not in ([], [before.pilot]), limit_s=60)
-    assert up.run() == SAID
-    assert up.status().lost_pilots == 1
-    assert stoker(up.world, "down", up.name).returncode == 0
-
-
 def test_remaining_processes_are_named_with_the_command_to_end_them(up: Up) -> None:
     until(lambda: up.status().pilots, limit_s=60)
     until(lambda: up.of("vine_worker"), limit_s=60)

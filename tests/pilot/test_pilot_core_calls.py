@@ -1,3 +1,5 @@
+"""Calls that are stopped or time out, and the pieces of their results, in the pilot core."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,13 +8,12 @@ import pytest
 from core.pilot_shell import CoreShell
 
 from stoker.pilot.core import commands
-from stoker.pilot.core.events import TimerFired
+from stoker.pilot.core.events import HelloDue, TimerFired, UnacknowledgedFacts
 from stoker.pilot.core.lifecycle import ANSWER_S, LEAST_GRACE_S, MOST_GRACE_S, grace_s
-from stoker.pilot.core.state import Stage
 from stoker.protocol import to_agent, to_library
 from stoker.protocol import to_manager as told
 from stoker.protocol import to_pilot as order
-from stoker.protocol.calls import CallEnd, CallProgress, FailureKind
+from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, FailureKind
 from stoker.protocol.ids import CallId, LibraryId
 
 
@@ -32,19 +33,6 @@ def evicted(pilot: CoreShell, call: int) -> CoreShell:
 
 def over(pilot: CoreShell) -> float:
     return grace_s(pilot.library()) + 0.1
-
-
-def test_call_that_stops_leaves_its_library_unchanged(pilot: CoreShell) -> None:
-    pilot.ready().run(1, 2).forget()
-    cancel(pilot, 1)
-    assert pilot.take(to_library.Evict).call == 1
-    evicted(pilot, 1)
-    assert pilot.take(told.CallEvicted).progress.call == 1
-    pilot.wait(over(pilot)).observe(c2=20.0)
-    assert pilot.library().stage is Stage.READY
-    assert not pilot.all(commands.KillProcess)
-    pilot.run(3).end(2, 3)
-    assert not pilot.all(told.CallsReturned)
 
 
 def test_library_that_runs_only_an_unresponsive_call_is_killed(pilot: CoreShell) -> None:
@@ -172,3 +160,87 @@ def test_eviction_never_kills_the_library(pilot: CoreShell) -> None:
 def test_grace_time_equals_the_load_time_within_bounds(pilot: CoreShell, load_s: float, expected: float) -> None:
     pilot.start().wait(load_s).load().run(1)
     assert grace_s(pilot.library()) == pytest.approx(expected)
+
+
+# ---- pieces of results
+
+RUN = 7
+
+
+@pytest.fixture
+def streaming() -> CoreShell:
+    """A pilot with a library that runs call 1, which yields pieces."""
+    pilot = CoreShell().join().ready()
+    return stream(pilot, 1).forget()
+
+
+def stream(pilot: CoreShell, *calls: int) -> CoreShell:
+    return pilot.run(*calls, stream=True)
+
+
+def yielded(pilot: CoreShell, first: int, *items: bytes, call: int = 1, run: int = RUN) -> CoreShell:
+    return pilot.say(1, to_agent.Yielded(CallId(call), run, first, list(items)))
+
+
+def taken(pilot: CoreShell, upto: int, *, run: int = RUN, again: bool = False) -> CoreShell:
+    return pilot.hear(order.AckPieces(LibraryId(1), CallId(1), run, upto, again))
+
+
+def passed(pilot: CoreShell) -> list[tuple[int, list[bytes], bool]]:
+    """Return sent pieces as (number of the first piece, pieces, True if an acknowledgement is expected)."""
+    said: list[Any] = [command.message for command in pilot.all(commands.PassOn)]
+    return [(message.first, message.items, message.waits) for message in said]
+
+
+def test_pieces_are_forwarded_and_kept_until_acknowledged(streaming: CoreShell) -> None:
+    yielded(streaming, 0, b"a", b"b")
+    yielded(streaming, 2, b"c")
+    assert passed(streaming) == [(0, [b"a", b"b"], False), (2, [b"c"], False)]
+    taken(streaming, 2)
+    assert streaming.take(to_library.Taken) == to_library.Taken(CallId(1), RUN, 2)
+    taken(streaming, 2, again=True)
+    assert not streaming.all(to_library.Taken)
+    assert passed(streaming) == [(2, [b"c"], True)]
+
+
+def test_unacknowledged_pieces_are_sent_again_after_each_welcome(streaming: CoreShell) -> None:
+    yielded(streaming, 0, b"a", b"b")
+    taken(streaming, 1).forget()
+    streaming.give(HelloDue(UnacknowledgedFacts(), 0, ()))
+    yielded(streaming, 2, b"c")
+    assert passed(streaming) == []  # the manager may not know this pilot yet
+    streaming.hear(order.PilotWelcome("s", 5.0, 60.0))
+    assert passed(streaming) == [(1, [b"b", b"c"], True)]
+
+
+def test_another_run_starts_with_its_first_piece(streaming: CoreShell) -> None:
+    yielded(streaming, 0, b"a", b"b")
+    streaming.say(1, to_agent.RunEvicted(CallProgress(CallId(1))))
+    yielded(streaming, 2, b"late")
+    assert len(passed(streaming)) == 1
+    stream(streaming, 1)
+    yielded(streaming, 0, b"A", run=RUN + 1)
+    assert passed(streaming) == [(0, [b"A"], False)]
+    taken(streaming, 1)
+    assert not streaming.all(to_library.Taken)
+    taken(streaming, 1, run=RUN + 1)
+    assert streaming.take(to_library.Taken).upto == 1
+
+
+@pytest.mark.parametrize("wrong", [(1, [b"a"]), (0, [b"x"] * (WINDOW_PIECES + 1))])
+def test_library_with_misordered_or_excess_pieces_ends(streaming: CoreShell, wrong: Any) -> None:
+    first, items = wrong
+    yielded(streaming, first, *items)
+    assert streaming.take(commands.KillProcess).library == 1
+    assert passed(streaming) == []
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_cancelled_generator_call_is_asked_to_end_then_stopped(streaming: CoreShell, running: bool) -> None:
+    yielded(streaming, 0, b"a")
+    streaming.hear(order.CancelCalls(LibraryId(1), (CallId(1),), running=running))
+    assert streaming.take(to_library.Evict).call == 1
+    streaming.observe(c1=1.0)
+    assert not streaming.all(commands.KillProcess)
+    streaming.wait(MOST_GRACE_S + 1).observe(c1=MOST_GRACE_S + 2)
+    assert len(streaming.all(commands.KillProcess)) == running
