@@ -22,8 +22,6 @@ from stoker.pilot.core.events import (
     Observed,
     OfferWeighed,
     Pinned,
-    Probed,
-    ProbeVerdict,
     Signalled,
     Tick,
     TimerFired,
@@ -41,14 +39,11 @@ STEP_S = 0.1
 
 
 class CoreAlone(Shell):
-    def __init__(self, *, walltime_s: float = 0.0, probed: bool = False) -> None:
+    def __init__(self, *, walltime_s: float = 0.0) -> None:
         super().__init__()
         self.now = 100.0
         devices = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "gpu", 4 * GB) for number in range(2))
-        facts = PilotFacts(
-            pilot="p", session="s", host="h", pid=1, devices=devices, cache_bound_bytes=100 * GB,
-            probed=frozenset([devices[1].device] if probed else []),
-        )  # fmt: skip
+        facts = PilotFacts(pilot="p", session="s", host="h", pid=1, devices=devices, cache_bound_bytes=100 * GB)
         self.core = PilotCore(facts)
         self.queue = EventQueue(self.core, self.carry_out, clock=lambda: self.now)
         self.timers = Timers()
@@ -58,7 +53,6 @@ class CoreAlone(Shell):
         self.cache: dict[str, str] = {}
         self.unacked: list[FromPilot] | None = None
         self.greeted: PilotHello | None = None
-        self.broken: set[DeviceId] = set()
         self.is_over = False
         if walltime_s:
             self.tell(WalltimeKnown(walltime_s))
@@ -96,9 +90,6 @@ class CoreAlone(Shell):
                 self.processes.pop(number, None)
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
-            case commands.Probe(device=device):
-                answer = ProbeVerdict.WRONG if device in self.broken else ProbeVerdict.SOUND
-                self.tell(Probed(device, answer, "wrong product" if device in self.broken else ""))
             case commands.Leave():
                 self.tell(Farewell())
                 self.is_over = True
@@ -186,9 +177,6 @@ class CoreAlone(Shell):
 
     def signal(self) -> None:
         self.tell(Signalled("it got SIGTERM"))
-
-    def break_device(self, device: str) -> None:
-        self.broken.add(DeviceId(device))
 
     def keep_acks(self) -> None:
         self.unacked = []

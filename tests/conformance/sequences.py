@@ -16,7 +16,6 @@ from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsReturned,
-    DeviceFault,
     LibraryGone,
     LibraryReady,
     LibraryResized,
@@ -37,13 +36,14 @@ from stoker.protocol.to_pilot import (
 
 AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
 
-_NO_LIMITS = "limits of time and memory are not simulated"
-_OWN_WATCH = "a library of TaskVine's watches its own calls and loads: nothing of its pool's ends it"
+_NO_LIMITS = "the simulator has no limits of time and memory"
+_OWN_WATCH = "a TaskVine library watches its own calls and loads"
 _OWN_FILES = "TaskVine fetches objects itself"
 _NO_TIME = "the stand-in for TaskVine has no clock: due work runs at once"
 _ONE_LIBRARY = "a slot of the stand-in for TaskVine holds one library"
-_NO_LOSS = "between a simulated pilot and its manager no frame is lost"
-_NO_SIGNAL = "a simulated batch system takes a pilot away without a word"
+_NO_EVICTION = "TaskVine evicts no call"
+_NO_LOSS = "the simulator loses no frame"
+_NO_SIGNAL = "a simulated batch system sends no signal"
 
 
 class Sequence(msgspec.Struct, frozen=True):
@@ -55,7 +55,6 @@ class Sequence(msgspec.Struct, frozen=True):
     without: Mapping[str, str] = {}
     ends_pilot: bool = False
     walltime_s: float = 0.0
-    probed: bool = False
 
     @property
     def name(self) -> str:
@@ -66,10 +65,10 @@ SEQUENCES: list[Sequence] = []
 
 
 def sequence(
-    *, ends_pilot: bool = False, walltime_s: float = 0.0, probed: bool = False, **without: str
+    *, ends_pilot: bool = False, walltime_s: float = 0.0, **without: str
 ) -> Callable[[Callable[[Shell], None]], Callable[[Shell], None]]:
     def add(run: Callable[[Shell], None]) -> Callable[[Shell], None]:
-        SEQUENCES.append(Sequence(run, without, ends_pilot or probed, walltime_s, probed))
+        SEQUENCES.append(Sequence(run, without, ends_pilot, walltime_s))
         return run
 
     return add
@@ -79,7 +78,7 @@ def sequence(
 
 
 @sequence()
-def a_library_goes_from_its_order_to_its_end(pilot: Shell) -> None:
+def library_starts_runs_calls_and_ends(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(2)
     pilot.run(library, calls)
     pilot.end(library, calls)
@@ -89,7 +88,7 @@ def a_library_goes_from_its_order_to_its_end(pilot: Shell) -> None:
 
 
 @sequence()
-def an_order_that_is_received_twice_starts_one_library(pilot: Shell) -> None:
+def repeated_start_order_starts_one_library(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.AT_ONCE)
     library = pilot.start(recipe=recipe)
     pilot.start(recipe=recipe, again=library)
@@ -103,7 +102,7 @@ def an_order_that_is_received_twice_starts_one_library(pilot: Shell) -> None:
 
 
 @sequence()
-def what_can_never_fit_is_refused(pilot: Shell) -> None:
+def library_larger_than_the_device_is_refused(pilot: Shell) -> None:
     _, size = pilot.device(0)
     library = pilot.start(device_memory_bytes=size + 1)
     gone = pilot.expect(LibraryGone, library=library)
@@ -112,7 +111,7 @@ def what_can_never_fit_is_refused(pilot: Shell) -> None:
 
 
 @sequence()
-def what_a_library_held_is_free_after_it(pilot: Shell) -> None:
+def ended_library_frees_its_memory(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first = pilot.ready(device_memory_bytes=size)
     pilot.stop(first)
@@ -121,7 +120,7 @@ def what_a_library_held_is_free_after_it(pilot: Shell) -> None:
 
 
 @sequence()
-def a_library_that_takes_the_place_of_another_waits_for_its_end(pilot: Shell) -> None:
+def library_waits_for_the_end_of_the_one_it_replaces(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first = pilot.ready(device_memory_bytes=size)
     calls = pilot.new_calls(1)
@@ -136,7 +135,7 @@ def a_library_that_takes_the_place_of_another_waits_for_its_end(pilot: Shell) ->
 
 
 @sequence(taskvine=_NO_TIME)
-def a_load_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) -> None:
+def load_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     pilot.ready(device_memory_bytes=size)
     second = pilot.start(device_memory_bytes=size)
@@ -149,7 +148,7 @@ def a_load_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) 
 
 
 @sequence()
-def a_loader_that_fails_ends_its_library_and_says_so(pilot: Shell) -> None:
+def failing_loader_ends_its_library(pilot: Shell) -> None:
     library = pilot.start(Loads.FAILS)
     gone = pilot.expect(LibraryGone, library=library)
     assert gone.failure is not None
@@ -157,7 +156,7 @@ def a_loader_that_fails_ends_its_library_and_says_so(pilot: Shell) -> None:
 
 
 @sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
-def a_loader_that_takes_too_long_is_ended(pilot: Shell) -> None:
+def load_that_exceeds_its_time_limit_is_ended(pilot: Shell) -> None:
     library = pilot.start(Loads.NEVER)
     pilot.wait(1.0)
     gone = pilot.expect(LibraryGone, library=library)
@@ -167,7 +166,7 @@ def a_loader_that_takes_too_long_is_ended(pilot: Shell) -> None:
 
 
 @sequence()
-def a_load_that_is_not_wanted_any_more_ends_without_a_failure(pilot: Shell) -> None:
+def stopped_load_ends_without_a_failure(pilot: Shell) -> None:
     library = pilot.start(Loads.WHEN_LET)
     pilot.stop(library)
     gone = pilot.expect(LibraryGone, library=library)
@@ -178,7 +177,7 @@ def a_load_that_is_not_wanted_any_more_ends_without_a_failure(pilot: Shell) -> N
 
 
 @sequence(taskvine=_OWN_FILES)
-def a_library_waits_for_its_objects(pilot: Shell) -> None:
+def library_waits_for_its_objects(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.FILES)
     (ref,) = recipe.objects
     library = pilot.start(recipe=recipe)
@@ -197,7 +196,7 @@ def a_library_waits_for_its_objects(pilot: Shell) -> None:
 
 
 @sequence(taskvine=_OWN_FILES)
-def objects_that_can_be_had_nowhere_end_the_load(pilot: Shell) -> None:
+def object_without_a_source_ends_the_load(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.FILES)
     (ref,) = recipe.objects
     library = pilot.start(recipe=recipe)
@@ -210,7 +209,7 @@ def objects_that_can_be_had_nowhere_end_the_load(pilot: Shell) -> None:
 
 
 @sequence()
-def a_library_does_not_wait_for_snapshots_longer_than_they_are_worth(pilot: Shell) -> None:
+def wait_for_snapshots_is_limited(pilot: Shell) -> None:
     library = pilot.start(snapshots={"bf16": ObjectRef("snapshot", 1000)}, snapshot_wait_s=0.5)
     pilot.wait(0.6)
     pilot.expect(LibraryReady, library=library)
@@ -220,7 +219,7 @@ def a_library_does_not_wait_for_snapshots_longer_than_they_are_worth(pilot: Shel
 
 
 @sequence()
-def calls_wait_for_a_library_that_loads_and_may_be_taken_back_meanwhile(pilot: Shell) -> None:
+def calls_of_a_loading_library_wait_and_can_be_returned(pilot: Shell) -> None:
     library = pilot.start(Loads.WHEN_LET)
     one, two, three, four = calls = pilot.new_calls(4)
     pilot.run(library, calls)
@@ -234,7 +233,7 @@ def calls_wait_for_a_library_that_loads_and_may_be_taken_back_meanwhile(pilot: S
 
 
 @sequence()
-def calls_that_have_not_begun_are_taken_back_newest_first(pilot: Shell) -> None:
+def waiting_calls_are_returned_newest_first(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = calls = pilot.new_calls(3)
     pilot.run(library, calls)
@@ -245,7 +244,7 @@ def calls_that_have_not_begun_are_taken_back_newest_first(pilot: Shell) -> None:
 
 
 @sequence()
-def a_call_that_has_left_can_come_again(pilot: Shell) -> None:
+def returned_call_can_be_sent_again(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
     pilot.run(library, calls)
@@ -257,7 +256,7 @@ def a_call_that_has_left_can_come_again(pilot: Shell) -> None:
 
 
 @sequence()
-def a_call_that_a_library_holds_already_is_not_given_to_it_twice(pilot: Shell) -> None:
+def repeated_call_runs_once(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, calls)
     pilot.run(library, calls)
@@ -268,7 +267,7 @@ def a_call_that_a_library_holds_already_is_not_given_to_it_twice(pilot: Shell) -
 
 
 @sequence()
-def calls_that_are_not_held_are_given_back_when_they_are_cancelled(pilot: Shell) -> None:
+def unknown_cancelled_calls_are_returned(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.owed.update(calls)
     pilot.say(CancelCalls(library, tuple(calls)))
@@ -276,7 +275,7 @@ def calls_that_are_not_held_are_given_back_when_they_are_cancelled(pilot: Shell)
 
 
 @sequence()
-def calls_for_a_library_that_is_not_here_are_refused(pilot: Shell) -> None:
+def calls_for_an_unknown_library_are_refused(pilot: Shell) -> None:
     library, calls = pilot.new_library(), pilot.new_calls(2)
     pilot.run(library, calls[:1])
     assert "is not on this pilot" in pilot.expect(CallsReturned, library=library).refused
@@ -288,7 +287,7 @@ def calls_for_a_library_that_is_not_here_are_refused(pilot: Shell) -> None:
 
 
 @sequence()
-def a_library_that_is_told_to_end_finishes_what_it_runs_and_takes_nothing_new(pilot: Shell) -> None:
+def draining_library_ends_its_call_and_takes_no_other(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = pilot.new_calls(3)
     pilot.run(library, [one, two])
@@ -302,7 +301,7 @@ def a_library_that_is_told_to_end_finishes_what_it_runs_and_takes_nothing_new(pi
 
 
 @sequence()
-def a_library_that_is_ended_at_once_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell) -> None:
+def killed_library_lists_running_and_waiting_calls(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
     pilot.run(library, calls)
@@ -313,7 +312,7 @@ def a_library_that_is_ended_at_once_says_what_it_ran_and_what_it_had_not_begun(p
 
 
 @sequence()
-def a_process_that_dies_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell) -> None:
+def dead_process_lists_running_and_waiting_calls(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
     pilot.run(library, calls)
@@ -326,7 +325,7 @@ def a_process_that_dies_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell)
 
 
 @sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
-def a_call_is_stopped_alone_and_with_its_library_if_it_does_not_react(pilot: Shell) -> None:
+def call_is_stopped_alone_or_with_its_library(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, deaf, unbegun = pilot.new_calls(4)
     pilot.say_together(*pilot.orders(library, [one], limit_s=0.5), *pilot.orders(library, [two]))
@@ -347,8 +346,8 @@ def a_call_is_stopped_alone_and_with_its_library_if_it_does_not_react(pilot: She
     assert (gone.failure.kind, gone.running) == (FailureKind.CANCELLED, (deaf,))
 
 
-@sequence(taskvine="a call in TaskVine is stopped from inside, by a program that the stand-in does not have")
-def a_running_call_that_is_cancelled_stops_and_its_library_goes_on(pilot: Shell) -> None:
+@sequence(taskvine="the stand-in for TaskVine cannot stop a call")
+def cancelled_running_call_leaves_its_library_running(pilot: Shell) -> None:
     library, (one, two) = pilot.ready(), pilot.new_calls(2)
     pilot.run(library, [one, two])
     pilot.begins(one)
@@ -358,8 +357,8 @@ def a_running_call_that_is_cancelled_stops_and_its_library_goes_on(pilot: Shell)
     pilot.silent(LibraryGone)
 
 
-@sequence(taskvine="a call in TaskVine cannot be looked into: none is evicted")
-def a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot: Shell) -> None:
+@sequence(taskvine=_NO_EVICTION)
+def evicted_call_that_returns_is_not_cancelled(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
@@ -371,8 +370,8 @@ def a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot: She
     pilot.silent(LibraryGone)
 
 
-@sequence(taskvine="a call in TaskVine cannot be looked into: none is evicted")
-def a_running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
+@sequence(taskvine=_NO_EVICTION)
+def running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
@@ -381,7 +380,7 @@ def a_running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
 
 
 @sequence()
-def a_reservation_grows_and_shrinks(pilot: Shell) -> None:
+def reservation_grows_and_shrinks(pilot: Shell) -> None:
     _, size = pilot.device(0)
     library = pilot.ready(device_memory_bytes=size // 2)
     for wanted in (size, size // 4):
@@ -396,7 +395,7 @@ def _declared(pilot: Shell, memory_bytes: int) -> LibraryId:
 
 
 @sequence(taskvine=_ONE_LIBRARY)
-def a_growth_waits_for_a_shrink(pilot: Shell) -> None:
+def growth_waits_for_a_shrink(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
     pilot.say_together(ResizeLibrary(second, size // 4 * 3), ResizeLibrary(first, size // 4))
@@ -407,7 +406,7 @@ def a_growth_waits_for_a_shrink(pilot: Shell) -> None:
 
 
 @sequence(taskvine=_NO_TIME)
-def a_growth_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) -> None:
+def growth_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     _, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
     pilot.say(ResizeLibrary(second, size))
@@ -421,7 +420,7 @@ def a_growth_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell
 
 
 @sequence(simulator=_NO_LOSS)
-def a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Shell) -> None:
+def hello_describes_the_state_before_unacknowledged_frames(pilot: Shell) -> None:
     first, second = pilot.ready(), pilot.ready(device=1)
     one, two, three = pilot.new_calls(3)
     pilot.run(first, [one, two])
@@ -437,7 +436,7 @@ def a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Shell) ->
 
 
 @sequence()
-def orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: Shell) -> None:
+def orders_sent_before_the_last_hello_are_ignored(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     hello = pilot.hello(welcome=False)
     pilot.run(library, [call])
@@ -453,7 +452,7 @@ def orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: Shell) -
 
 
 @sequence()
-def a_hello_lists_what_is_held_in_order(pilot: Shell) -> None:
+def hello_lists_calls_in_order(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(3)
     pilot.run(library, calls)
     hello = pilot.hello()
@@ -466,7 +465,7 @@ def a_hello_lists_what_is_held_in_order(pilot: Shell) -> None:
 
 
 @sequence(ends_pilot=True)
-def a_pilot_that_is_told_to_drain_finishes_what_runs_and_leaves(pilot: Shell) -> None:
+def draining_pilot_finishes_running_calls_and_leaves(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = pilot.new_calls(3)
     pilot.run(library, [one, two])
@@ -483,7 +482,7 @@ def a_pilot_that_is_told_to_drain_finishes_what_runs_and_leaves(pilot: Shell) ->
 
 
 @sequence(ends_pilot=True)
-def a_pilot_that_is_told_to_exit_leaves_at_once(pilot: Shell) -> None:
+def pilot_ordered_to_exit_leaves_at_once(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, calls)
     pilot.begins(calls[0])
@@ -494,7 +493,7 @@ def a_pilot_that_is_told_to_exit_leaves_at_once(pilot: Shell) -> None:
 
 
 @sequence(ends_pilot=True, simulator=_NO_SIGNAL)
-def a_pilot_that_gets_a_signal_says_why_it_leaves(pilot: Shell) -> None:
+def signalled_pilot_reports_why_it_leaves(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, calls)
     pilot.begins(calls[0])
@@ -507,21 +506,11 @@ def a_pilot_that_gets_a_signal_says_why_it_leaves(pilot: Shell) -> None:
 
 @sequence(
     ends_pilot=True,
-    walltime_s=6.0,
-    simulator="a simulated pilot has no clock: its batch system ends it at its walltime",
-    taskvine="a walltime belongs to TaskVine's workers",
+    walltime_s=4.0,
+    simulator="the simulated batch system ends a pilot at its walltime",
+    taskvine="workers of TaskVine have the walltime",
 )
-def a_pilot_drains_before_its_walltime_is_over(pilot: Shell) -> None:
-    pilot.wait(6.0)
+def pilot_drains_before_its_walltime_ends(pilot: Shell) -> None:
+    pilot.wait(4.0)
     assert pilot.exit_code() == 0
     pilot.expect(PilotLeaving)
-
-
-@sequence(probed=True, simulator="a simulated device is well", taskvine="TaskVine's workers look after their devices")
-def a_device_that_fails_twice_is_told(pilot: Shell) -> None:
-    name, _ = pilot.device(1)
-    pilot.break_device(name)
-    pilot.wait(4.0)
-    assert "wrong product, twice" in pilot.expect(DeviceFault, device=name).reason
-    assert name in pilot.hello().faults
-    pilot.silent(DeviceFault)

@@ -115,9 +115,6 @@ class Shell(abc.ABC):
         """Send the batch system's signal to the pilot."""
         raise NotImplementedError
 
-    def break_device(self, device: str) -> None:
-        raise NotImplementedError
-
     def keep_acks(self) -> None:
         """Stop acknowledging messages."""
         raise NotImplementedError

@@ -63,7 +63,7 @@ def expressible(sequence: Sequence, name: str) -> None:
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
 def test_core_alone_passes_every_sequence(sequence: Sequence) -> None:
-    play(CoreAlone(walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
+    play(CoreAlone(walltime_s=sequence.walltime_s), sequence)
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
@@ -92,13 +92,13 @@ def test_failed_sequence_leaves_nothing_for_the_next_sequence(shared_agent: Shar
 
     with pytest.raises(ZeroDivisionError):
         shared_agent.play(Sequence(stops_in_the_middle))
-    shared_agent.play(next(one for one in SEQUENCES if one.name == "a_call_that_has_left_can_come_again"))
+    shared_agent.play(next(one for one in SEQUENCES if one.name == "returned_call_can_be_sent_again"))
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
 def test_pilot_agent_passes_every_sequence_that_ends_it(sequence: Sequence, tmp_path: Path) -> None:
     expressible(sequence, AGENT)
-    play(RealAgent(tmp_path, walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
+    play(RealAgent(tmp_path, walltime_s=sequence.walltime_s), sequence)
 
 
 def test_nearly_all_sequences_run_in_nearly_all_shells() -> None:

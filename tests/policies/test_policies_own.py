@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.builders import Cluster, recipe
 
 from benchmarks.baselines.loading import ROOT
 from benchmarks.baselines.scattered import AnyFree
@@ -134,12 +133,6 @@ def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
     assert type(find("mine.py:Helped", folder=mine).make().dispatch).__name__ == "Helped"
 
 
-def test_function_with_too_many_parameters_is_not_suggested(mine: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        find("mine.py:Nevr", folder=mine)
-    assert "with_settings" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("seam", "own", "why"),
     [
@@ -161,15 +154,8 @@ def test_policy_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) 
     assert type(find("mine:First").make().dispatch).__module__ == "mine"
 
 
-def test_user_policy_decides(mine: Path) -> None:
-    here = Cluster(policies=find("mine.py:Never", folder=mine).make).define(recipe("a")).join("p1")
-    here.calls(3, context="a")
-    assert not here.core.state.libraries
-    here.check()
-
-
 FAULTS = {
-    "mine.py:Nevr": r"the module has no class or function Nevr; it has Never, .*, Nobody, .*, patient, everything$",
+    "mine.py:Nevr": r"the module has no class or function Nevr; it has .*Nobody, .*Helped, patient, everything$",
     "mine.py:value": r"the module has no class or function value",
     "mine.py:Half": r"it implements the residency seam, but lacks measured, idle, honours, period_s, round, rests, "
     r"timer, advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",

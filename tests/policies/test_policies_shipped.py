@@ -47,15 +47,6 @@ def test_each_lookup_returns_a_new_policy() -> None:
         assert first.residency.provisioning is first.provisioning  # type: ignore[attr-defined]
 
 
-def test_unknown_policy_error_names_the_nearest_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'exclusiv' is not a policy; did you mean 'exclusive'\? .* \"module:Class\""
-    ):
-        named("exclusiv")
-    with pytest.raises(ConfigError, match=r"there are default, shortest-first, exclusive, prompt-tuner, slinfer"):
-        named("qqq")
-
-
 @pytest.mark.parametrize("name", BASELINES)
 def test_baseline_module_exists_where_its_error_says(name: str) -> None:
     where = BASELINES[name]
@@ -116,13 +107,6 @@ def test_awareness_of_a_context_is_never_increased() -> None:
     forgetful = world(source(1), model(awareness=Awareness.NONE))
     assert limited(forgetful, Awareness.DISK) == forgetful
     assert limited(forgetful, None) is forgetful
-
-
-@pytest.mark.parametrize("slots", [1, 3])
-def test_libraries_of_unaware_contexts_are_unloaded_after_a_call(slots: int) -> None:
-    run = Simulation(world(source(1), model(slots=slots)), calls(5), policy("no-awareness").make())
-    assert run.run().ended_at == pytest.approx(5 * 11.0)
-    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 5
 
 
 def test_every_device_works_while_calls_without_contexts_wait() -> None:

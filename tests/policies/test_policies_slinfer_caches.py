@@ -6,38 +6,35 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import devices, recipe
+from policies.slinfer_lab import GB, SlinferLab
 
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import Needs
 from stoker.manager.core.story import tell_story
-from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.slinfer import slinfer
 from stoker.pilot.core.memory import token_cache
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 from stoker.protocol.calls import Features, Objective
 
-GB = 1_000_000_000
 SOON = Objective(ttft_s=10.0, tpot_s=1.0)
 CACHE = TokenCache(weights_bytes=4 * GB, token_bytes=1_000_000, tokens=1000)
 FIXED = TokenCache(weights_bytes=4 * GB, token_bytes=1_000_000, tokens=1000, is_fixed=True)
 
 
-class Lab(Cluster):
+class Lab(SlinferLab):
     """A cluster with a device of 20 GB, and models without a declared cache, for example GGUF files."""
 
     def __init__(self) -> None:
-        super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes()))
-        self.join("p1", of=devices(1, kind="gpu", memory="20 GB"))
+        super().__init__()
+        self.pilot_of("p1", "gpu")
 
     def models(self, *names: str, **needs: Any) -> Lab:
         self.define(*(recipe(name, slots=64, **needs) for name in names))
         return self
 
-    def ask(self, *names: str, context: str = "a", tokens: int = 200) -> Lab:
-        features = Features(1, tokens - 100, 100, 0.0)
-        self.call(*names, context=context, features=features, objective=SOON)
+    def ask(self, *names: str, context: str = "a", tokens: int = 200) -> Lab:  # type: ignore[override]
+        self.call(*names, context=context, features=Features(1, tokens - 100, 100, 0.0), objective=SOON)
         self.wait(0.2)  # step times were requested, and no answer came
         return self
 
@@ -47,11 +44,6 @@ class Lab(Cluster):
         size = int(measured * GB)
         self.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, size, size, size, slots=64, cache=cache))
         return start.device_memory_bytes / GB
-
-    def offered(self, pilot: str = "p1") -> tuple[str, float]:
-        order = self.hears(pilot, to_pilot.RunCalls)
-        assert order.offer
-        return self.names[order.calls[0].call], order.reserve_bytes / GB
 
     def promised(self, context: str = "a") -> list[float]:
         return [library.promised_bytes / GB for library in self.context(context).libraries.values()]

@@ -15,7 +15,6 @@ from core.builders import Cluster, devices
 from core.desk import SESSION
 
 from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
-from stoker.manager.core.events import Event as ManagerEvent
 from stoker.manager.core.nouns import Device, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, Unload, View
 from stoker.manager.core.sleepers import host_bytes
@@ -375,14 +374,7 @@ class Together(Cluster):
         self.wired: dict[str, Wired] = {}
         self.crossed: Counter[str] = Counter()
         """Answers that the manager may refuse because its order arrived too late, counted by reason."""
-        super().__init__(policies=policies)
-
-    def give(self, event: ManagerEvent) -> list[Command]:
-        """Handle an event without the state check of `Desk`, which the state machine runs after each rule."""
-        commands = self.core.handle(event, self.now)
-        self.past.append((self.now, event))
-        self.did.append(commands)
-        return commands
+        super().__init__(policies=policies, validates=False)  # the state machine validates after each rule
 
     def _post(self, orders: list[Command]) -> None:
         rest = []
