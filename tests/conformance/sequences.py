@@ -140,7 +140,7 @@ def load_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     pilot.ready(device_memory_bytes=size)
     second = pilot.start(device_memory_bytes=size)
     pilot.silent(LibraryGone, library=second, due_in_s=PROSPECT_S)
-    pilot.wait(1.5)
+    pilot.wait(1.2)
     gone = pilot.expect(LibraryGone, library=second)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, True)
@@ -210,8 +210,8 @@ def object_without_a_source_ends_the_load(pilot: Shell) -> None:
 
 @sequence()
 def wait_for_snapshots_is_limited(pilot: Shell) -> None:
-    library = pilot.start(snapshots={"bf16": ObjectRef("snapshot", 1000)}, snapshot_wait_s=0.5)
-    pilot.wait(0.6)
+    library = pilot.start(snapshots={"bf16": ObjectRef("snapshot", 1000)}, snapshot_wait_s=0.2)
+    pilot.wait(0.3)
     pilot.expect(LibraryReady, library=library)
 
 
@@ -362,10 +362,10 @@ def evicted_call_that_returns_is_not_cancelled(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
-    pilot.say(CancelCalls(library, (call,), running=True, grace_s=3.0))
+    pilot.say(CancelCalls(library, (call,), running=True, grace_s=1.0))
     pilot.expect(CallEvicted, library=library)
     pilot.run(library, [call])
-    pilot.wait(3.3)
+    pilot.wait(1.3)
     pilot.end(library, [call])
     pilot.silent(LibraryGone)
 
@@ -411,7 +411,7 @@ def growth_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
     pilot.say(ResizeLibrary(second, size))
     pilot.silent(LibraryResized, library=second, due_in_s=PROSPECT_S)
-    pilot.wait(1.5)
+    pilot.wait(1.2)
     resized = pilot.expect(LibraryResized, library=second)
     assert (resized.device_memory_bytes, resized.ordered_bytes) == (size // 4, size)
 
@@ -506,11 +506,11 @@ def signalled_pilot_reports_why_it_leaves(pilot: Shell) -> None:
 
 @sequence(
     ends_pilot=True,
-    walltime_s=4.0,
+    walltime_s=2.5,
     simulator="the simulated batch system ends a pilot at its walltime",
     taskvine="workers of TaskVine have the walltime",
 )
 def pilot_drains_before_its_walltime_ends(pilot: Shell) -> None:
-    pilot.wait(4.0)
+    pilot.wait(2.5)
     assert pilot.exit_code() == 0
     pilot.expect(PilotLeaving)

@@ -163,14 +163,14 @@ def test_calls_without_a_family_use_the_default_policy(family: Any) -> None:
 
 
 def test_devices_follow_the_lengths_of_the_calls(family: Any) -> None:
-    t = family(period_s=60.0)
+    t = family(period_s=30.0)
     t.pilot("p1", devices=10, memory="40 GB")
-    for minute in range(12):
-        tokens = 20 if minute < 6 else 256
+    for minute in range(6):
+        tokens = 20 if minute < 3 else 256
         for second in range(60):
             t.many(4, tokens=tokens, name=f"m{minute}s{second}")
             t.run(until=t.now + 1.0)
-        if minute == 5:
+        if minute == 2:
             assert t.hot()["r64"] >= 6
     assert t.hot()["r256"] >= 6
     t.run()

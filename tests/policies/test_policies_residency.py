@@ -304,7 +304,7 @@ def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, pol
 
 def test_context_without_kinds_never_uses_spare_cores(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed()).define(recipe("a", device_memory_bytes=20 * GB)).call("first", context="a")
-    c.hot(context="a", run_s=60.0, load_s=1.0).calls(40, context="a").wait(600).call("bare").wait(600)
+    c.hot(context="a", run_s=60.0, load_s=1.0).calls(40, context="a").wait(100).call("bare").wait(100)
     assert places(c, "a") == ["cuda:0"]
     assert not any(x.devices[0].facts.spare for x in c.core.state.libraries.values())
 

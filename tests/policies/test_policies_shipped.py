@@ -68,11 +68,13 @@ def test_policies_end_every_call_once_while_devices_change(name: str) -> None:
     assert set(ended.values()) == {1}
 
 
-def test_policy_decisions_do_not_depend_on_the_process() -> None:
+def test_decisions_and_arrivals_do_not_depend_on_the_process() -> None:
     script = (
         "from policies.test_policies_shipped import *\n"
-        "spread = world(source([(0.0, 4), (40.0, 2)]), model(load_cv=0.3, item_cv=0.5))\n"
-        "print(*(simulate(name, spread, calls(60))[0].log.digest() for name in EVERY))\n"
+        "spread = world(source([(0.0, 4), (12.0, 2)]), model(load_cv=0.3, item_cv=0.5))\n"
+        "from sim import test_sim_workload as calls_of\n"
+        "print(calls_of.digest_of(calls_of.SHAPES))\n"
+        "print(*(simulate(name, spread, calls(20))[0].log.digest() for name in EVERY))\n"
     )
     logs = set()
     for hash_seed in ("0", "77"):

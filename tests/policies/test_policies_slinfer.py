@@ -441,7 +441,7 @@ def test_failing_model_is_loaded_only_for_calls() -> None:
     lab = Lab().models("a", limits=LibraryLimits(least=1)).pilot_of("gpu", "gpu").pilot_of("cpu", "cpu")
     lab.ask("x", objective=Objective())
     loads = 0
-    for _ in range(30):
+    for _ in range(8):
         for library in list(lab.context("a").libraries.values()):
             loads += 1
             lab.fail_load(library)

@@ -109,11 +109,6 @@ def test_removed_devices_count_until_their_removal() -> None:
     assert lower_bound(world(pool, model()), calls(100)).ends_at == pytest.approx(30.5 + 59.0, abs=1e-3)
 
 
-def test_returning_devices_must_load_again() -> None:
-    pool = source([(0.0, 1), (40.0, 0), (45.0, 1)])
-    assert lower_bound(world(pool, model()), calls(50)).ends_at == pytest.approx(45.0 + 10.0 + 20.0, abs=1e-3)
-
-
 def test_blocks_that_end_at_their_walltime_lose_a_load_each() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
     bound = lower_bound(world(pool, model()), calls(150)).ends_at
@@ -136,27 +131,10 @@ def test_calls_of_all_libraries_of_a_device_share_its_speed() -> None:
         assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 100.0, abs=1e-3)
 
 
-def test_calls_run_on_the_devices_that_are_fast_for_them() -> None:
-    def good_on(kind: str) -> ContextModel:
-        times = {"": Duration(10.0), kind: Duration(1.0)}
-        return ContextModel(device_memory_bytes=Size(16 * GB), load_s={"": Duration(10.0)}, item_s=times)
-
-    small = several([1.0, 1.0], {"a": good_on("gpu0"), "b": good_on("gpu1")})
-    both = [Arrival(0.0, name) for name in "ab" for _ in range(50)]
-    assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 50.0, abs=1e-3)
-
-
 def test_files_read_for_each_call_use_the_shared_storage() -> None:
     context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
     bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))
-
-
-def test_files_already_read_for_another_context_are_cached() -> None:
-    early, late = model(files=FILES, load_s=0.0), model(files=(*FILES, Files("code", Size(GB))), load_s=0.0)
-    small = several([1.0], {"early": early, "late": late}, links=Links(network=Rate(1.0 * GB)))
-    bound = lower_bound(small, [Arrival(0.0, "early"), Arrival(50.0, "late")])
-    assert bound.ends_at == pytest.approx(50.0 + 1.0 + 1.0, abs=1e-3)
 
 
 def test_gangs_and_checkpointing_calls_have_no_bound() -> None:

@@ -72,13 +72,6 @@ def test_device_of_twice_the_speed_takes_half_the_time() -> None:
     assert took[0] == pytest.approx(0.1 + sum(0.011 + 1e-6 * length for length in range(101, 201)))
 
 
-def test_requests_that_arrive_during_the_load_form_one_batch() -> None:
-    arrivals = [Arrival(0.0, "llm", input_length=16, output=11) for _ in range(4)]
-    _, outcome = simulate(one_world(served()), arrivals)
-    together = 4 * 0.016 + sum(0.014 + 4e-6 * length for length in range(17, 27))
-    assert outcome.ended_at == pytest.approx(LOADED_S + together)
-
-
 def test_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     arrivals = requests(60, every_s=0.1, output=200)
     two = one_world(served(engine(rows=8), slots=8), [(0.0, 2), (CUT_S, 1)], keep_pending=2)
@@ -95,12 +88,6 @@ def test_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
     assert interrupted
     assert all(gaps[call] > 0.1 for call in interrupted)
-
-
-def test_repeated_run_is_identical() -> None:
-    arrivals = requests(60, every_s=0.05)
-    two = one_world(served(engine(rows=8)), [(0.0, 2), (21.0, 1)], keep_pending=2)
-    assert simulate(two, arrivals)[0].log.digest() == simulate(two, arrivals)[0].log.digest()
 
 
 class SeesFeatures(HottestFirst):
@@ -205,12 +192,6 @@ def test_bound_is_the_time_of_one_long_request() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=1, output=1001)]
     bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
     assert 0.9 * outcome.ended_at < bound.ends_at <= outcome.ended_at
-
-
-def test_saturated_device_comes_near_the_bound() -> None:
-    arrivals = [Arrival(0.0, "llm", input_length=1, output=500) for _ in range(640)]
-    bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
-    assert 0.6 * outcome.ended_at < bound.ends_at <= outcome.ended_at
 
 
 def test_impossible_settings_are_refused() -> None:

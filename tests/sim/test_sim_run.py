@@ -14,7 +14,6 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.core.events import Event
 from stoker.manager.core.seams import Load, Policies, Unload
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
-from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.sim.agenda import Agenda, cancel
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.library import SimLibrary
@@ -46,12 +45,6 @@ def test_sweep_ends_at_the_computed_time(
     assert outcome.items == sum(call.items for call in some)
     assert outcome.ended_at == pytest.approx(ended_at)
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == loads
-
-
-def test_device_that_is_twice_as_fast_takes_half_the_time() -> None:
-    small = world(source(1), model())
-    _, outcome = simulate(replace(small, devices={"gpu": replace(small.devices["gpu"], speed=2.0)}), calls(100))
-    assert outcome.ended_at == pytest.approx(10.0 + 50.0)
 
 
 def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
@@ -86,35 +79,11 @@ def test_walltime_ends_a_block_and_the_next_block_continues() -> None:
     assert counted[Happened.CALL_BEGAN] == 150
 
 
-def test_pilots_of_several_sources_may_take_long_to_boot() -> None:
-    def stuck(now_s: float, ended: int) -> None:
-        assert ended, f"the policy asks to be woken at {now_s:g} s again and again"
-
-    slow = source(1, boot_s=Duration(50.0), keep_pending=1)
-    two = replace(world(slow, model()), sources=(slow, replace(slow, name="other")))
-    _, outcome = simulate(two, calls(20), tell=stuck)
-    assert outcome.ended_at == pytest.approx(50.0 + 10.0 + 10.0)
-
-
 def test_calls_that_arrive_one_by_one_start_more_blocks() -> None:
     run, _ = simulate(world(source(3), model()), calls(100, every_s=0.1))
     came = [at for at, what in zip(run.log.at_s, run.log.what, strict=True) if what == Happened.PILOT_CAME]
     assert len(came) == 3
     assert came[-1] <= 1.0  # all pilots join before the first library is loaded
-
-
-def test_files_are_read_once_and_passed_on() -> None:
-    files = (Files("weights", Size(10 * GB)),)
-    links = Links(shared=Rate(1.0 * GB), network=Rate(1.0 * GB))
-    run, outcome = simulate(world(source(16), model(load_s=0.0, files=files), links=links), calls(16, items=100))
-    moved = dict.fromkeys((Happened.BYTES_SHARED, Happened.BYTES_PEER), 0.0)
-    for what, value in zip(run.log.what, run.log.value, strict=True):
-        if what in moved:
-            moved[Happened(what)] += value
-    assert moved[Happened.BYTES_SHARED] == pytest.approx(10 * GB)
-    assert moved[Happened.BYTES_PEER] == pytest.approx(15 * 10 * GB)
-    # the transfers take between one and two times the time of one copy
-    assert 110.0 <= outcome.ended_at <= 100.0 + 2 * 10.0
 
 
 def test_all_pilots_read_the_shared_files_without_awareness() -> None:
@@ -217,14 +186,6 @@ def _without_timers() -> Policies:
     return Policies(HottestFirst(), Once(provisioning=provisioning), provisioning)
 
 
-def test_one_library_serves_a_queue_where_a_second_would_pay() -> None:
-    _, free = simulate(world(source(2), model(load_s=1.0)), calls(100))
-    run, bounded = simulate(world(source(2), model(load_s=1.0, max_libraries=1)), calls(100))
-    assert run.core.state.contexts["llm"].loads == 1
-    assert bounded.ended_at == pytest.approx(1.0 + 100.0, abs=1.0)
-    assert free.ended_at < 60.0
-
-
 @pytest.mark.parametrize(("keep_alive_s", "least", "loads"), [(30.0, 0, 2), (30.0, 1, 1), (3600.0, 0, 1), (None, 0, 1)])
 def test_context_is_loaded_again_after_its_keep_alive(keep_alive_s: float | None, least: int, loads: int) -> None:
     kept = None if keep_alive_s is None else Duration(keep_alive_s)
@@ -232,14 +193,6 @@ def test_context_is_loaded_again_after_its_keep_alive(keep_alive_s: float | None
     run, outcome = simulate(world(source(1), context), [Arrival(0.0, "llm"), Arrival(100.0, "llm")])
     assert run.core.state.contexts["llm"].loads == loads
     assert outcome.ended_at == pytest.approx(101.0 + 10.0 * (loads - 1), abs=0.1)
-
-
-def test_policy_without_support_for_limits_refuses_the_calls() -> None:
-    run = Simulation(world(source(1), model(max_libraries=1)), calls(3), prompt_tuner())
-    run.run()
-    [(why, count)] = run.client.failed.items()
-    assert "leave out max_libraries" in why
-    assert count == 3
 
 
 class Recorded(Simulation):
