@@ -16,7 +16,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from policies import stubs
 
 from stoker.manager.core.events import FromClient, FromPilot, ManagerRestarted, TimerFired
+from stoker.manager.core.seams import Policies
 from stoker.manager.policies.arlo import arlo
+from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.sim.validate import validate
 from stoker.protocol import to_manager as say
@@ -25,15 +27,29 @@ from stoker.protocol.calls import CallEnd, CallProgress, Objective
 
 CONTEXTS = ("bare", "small", "large", "once", "slots", "sleepy", "drowsy")
 LENGTHS = (10, 20, 40, 80)
-POLICIES = {
-    "preempt": lambda: stubs.policies(dispatch=stubs.Preempt()),
-    "arlo": lambda: arlo(provisioning=TakeWhatComes(), period_s=4.0, latency_s=0.5),
-}
+TUNER = st.fixed_dictionaries(
+    {},
+    optional={
+        "delay": st.booleans(), "together": st.booleans(), "reuse": st.booleans(), "early": st.booleans(),
+        "window_s": st.sampled_from((0.5, 60.0)),
+    },
+)  # fmt: skip
+"""Settings of `prompt_tuner`."""
 HARMS: tuple[dict[str, Any], ...] = (
     {}, {}, {}, {"raises": True}, {"kills": True}, {"failed_by": "node"}, {"failed_by": "device"},
 )  # fmt: skip
 times = st.sampled_from((0.0, 0.001, 0.01, 0.3, 2.0, 7.0))
 counts = st.one_of(st.just(1), st.integers(1, 30))
+
+
+def make_policies(name: str, how: dict[str, Any]) -> Policies:
+    match name:
+        case "preempt":
+            return stubs.policies(dispatch=stubs.Preempt())
+        case "arlo":
+            return arlo(provisioning=TakeWhatComes(), period_s=4.0, latency_s=0.5)
+        case _:
+            return stubs.fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how))
 
 
 class Pilots(RuleBasedStateMachine):
@@ -74,11 +90,14 @@ class Manager(Pilots):
         super().__init__()
         self.count = 0
 
-    @initialize(name=st.sampled_from(sorted(POLICIES)), broken=st.sampled_from((0, 0, *LENGTHS[:3])), takes_s=times)
-    def world(self, name: str, broken: int, takes_s: float) -> None:
+    @initialize(
+        name=st.sampled_from(("preempt", "arlo", "tuner")), how=TUNER, broken=st.sampled_from((0, 0, *LENGTHS[:3])),
+        takes_s=times,
+    )  # fmt: skip
+    def world(self, name: str, how: dict[str, Any], broken: int, takes_s: float) -> None:
         """Make contexts; under `arlo` also a family, of which one runtime may fail to load."""
         self.has_family = name == "arlo"
-        self.toy = Toy(policies=POLICIES[name], resize_s=0.2, validates=False)
+        self.toy = Toy(policies=lambda: make_policies(name, how), resize_s=0.2, validates=False)
         self.toy.context("small", load_s=0.5, memory="2 GB").context("large", load_s=2.0, declares="7 GB")
         for context in ("sleepy", "drowsy"):  # a device fits both only if one sleeps
             self.toy.context(context, load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True)
@@ -100,16 +119,18 @@ class Manager(Pilots):
 
     @rule(
         target=calls, count=counts, context=st.sampled_from(CONTEXTS), run_s=times, priority=st.integers(0, 2),
-        gang=st.sampled_from(((1, 1), (1, 1), (1, 2), (2, 2))), harm=st.sampled_from(HARMS), saves=st.booleans(),
+        gang=st.sampled_from(((1, 1), (1, 1), (1, 2), (2, 2), (2, 4))), harm=st.sampled_from(HARMS),
+        saves=st.booleans(), due_in_s=st.sampled_from((None, None, 1.0, 8.0)), drop_late=st.booleans(),
     )  # fmt: skip
     def submit(
         self, count: int, context: str, run_s: float, priority: int, gang: tuple[int, int], harm: dict[str, Any],
-        saves: bool,
+        saves: bool, due_in_s: float | None, drop_late: bool,
     ) -> str:  # fmt: skip
         gang = (1, 1) if context == "once" or count > 1 else gang
         run_s = run_s if count == 1 else 0.001
+        due = {} if due_in_s is None else {"deadline_at": self.toy.now + due_in_s, "drop_late": drop_late}
         how = {"run_s": run_s, "priority": priority, "gang": gang, "step_s": 0.04 * saves, **harm}
-        return self.submitted(count, context=context, **how)
+        return self.submitted(count, context=context, objective=Objective(**due), shared=gang[1] > 1, **how)  # type: ignore[arg-type]
 
     @precondition(lambda self: self.has_family)
     @rule(
@@ -200,5 +221,5 @@ class Manager(Pilots):
 
 TestManager = Manager.TestCase
 TestManager.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
