@@ -127,14 +127,6 @@ def test_shortest_first_sorts_again_when_run_times_are_known(cluster: Make) -> N
     assert c.held() == ["l2"]
 
 
-def test_shortest_first_uses_measured_run_times(cluster: Make) -> None:
-    c = shortest(cluster).call("l1", function="long")
-    c.end("0").end("l1", run_s=1000.0)
-    c.call("0", function="short").call("l2", "l3", function="long").call("s1", "s2", function="short")
-    c.end("0", run_s=1.0)
-    assert c.waiting()[0] in ("s1", "s2")
-
-
 def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2").ready().end("2")
     asked(c, OfContext)
@@ -267,13 +259,6 @@ def test_device_report_of_a_pilot_outlasts_a_quarantine(cluster: Make) -> None:
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
 
 
-def test_quarantine_ends_while_the_pilot_is_considered_lost(cluster: Make) -> None:
-    c, bad = cluster_with_failing_pilot(cluster)
-    c.lose(bad).wait(700.0)
-    c.come_back(bad)
-    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
-
-
 def test_two_quarantines_of_one_pilot_end_at_their_own_times(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2)
     c.by_hand = True
@@ -375,16 +360,6 @@ def test_question_starts_after_the_output_of_the_previous_call(cluster: Make) ->
     assert (question.about, question.start) == (OfPace(library.id, c.ids["2"]), 400)
     c.tell("ana", say.AskStory(show_call(c.ids["2"])), numbered=False)
     assert c.hears("ana", to_client.Story).runs_from == 400
-
-
-def test_output_of_an_earlier_run_of_the_call_is_ignored(cluster: Make) -> None:
-    c = printing_pilot(cluster)
-    about = OfPace(c.library().id, c.ids["1"])
-    c.event(AdviceArrived(about, PaceAdvice(90.0, 200.0, "step")))
-    c.lose("p1")
-    assert c.core.state.printed == {}
-    c.event(AdviceArrived(about, PaceAdvice(95.0, 200.0, "step")))
-    assert c.core.state.printed == {}
 
 
 def test_impossible_pace_is_ignored(cluster: Make) -> None:

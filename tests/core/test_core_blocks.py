@@ -10,20 +10,13 @@ from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefine
 from stoker.manager.core.nouns import PilotState
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source
+from stoker.protocol.blocks import BlockPhase, LossReason, Rule, Source
 from stoker.protocol.ids import ClientId
 from stoker.protocol.show_status import describe_blocks_without_pilot
 
 Make = Callable[..., Cluster]
 OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
-
-
-def test_new_factory_receives_earlier_orders(cluster: Make) -> None:
-    c = cluster().event(SessionDefined((FIXED,)))
-    c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
-    known = c.hears("factory", to_client.KnownBlocks).blocks
-    assert known == tuple(KnownBlock(id, "mine", BlockPhase.ASKED) for id in ("b1", "b2"))  # type: ignore[arg-type]
 
 
 def test_orders_are_sent_to_the_latest_factory(cluster: Make) -> None:
@@ -70,19 +63,6 @@ def test_block_reports_are_shown_in_the_words_of_the_batch_system(cluster: Make)
     assert "pending: Priority, expected to start in 11 min" in c.story("b1")
     c.call("c1")
     assert "pending: Priority" in c.story("c-1")
-
-
-def test_block_without_a_pilot_is_a_failure_until_a_pilot_joins(cluster: Make) -> None:
-    c = cluster().sources(FIXED)
-    source = c.core.state.sources["mine"]
-    c.block("b1", phase=BlockPhase.REFUSED, reason="Invalid partition name specified")
-    assert (source.failures, source.last_failure) == (1, "Invalid partition name specified")
-    c.block("b2", phase=BlockPhase.RUNNING).join("p1", block="b2")
-    assert source.failures == 0
-    assert c.pilot().source == "mine"
-    c.block("b2", phase=BlockPhase.ENDED, reason="preempted by Slurm")
-    assert source.failures == 0
-    assert c.status().ended_blocks == {"refused": 1, "preempted by Slurm": 1}
 
 
 def test_disconnected_pilot_of_an_ended_block_is_lost_at_once(cluster: Make) -> None:
@@ -166,16 +146,6 @@ def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
     assert c.asked() == ["b2"]
 
 
-def test_block_that_no_queued_call_could_use_is_not_requested(cluster: Make) -> None:
-    c = cluster().sources(OPEN)
-    c.calls(1)
-    assert c.asked() == ["b1"]
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="8 GB"))
-    c.ready().define(recipe("huge", device_memory_bytes=64 * 10**9))
-    c.call("h", context="huge")
-    assert c.asked() == []
-
-
 def test_source_that_provided_pilots_may_fail_twice_as_often(cluster: Make) -> None:
     c = cluster().sources(OPEN).call("c1")
     (id,) = c.asked()
@@ -203,13 +173,6 @@ def test_failing_source_is_retried_with_doubling_pauses(cluster: Make) -> None:
         c.wait(0.1)
     assert [at for at, _ in asked] == [0, 2, 6]
     assert "no pilot could be started: backfill: Invalid account" in c.failure("c1").message
-
-
-def test_lost_block_is_replaced(cluster: Make) -> None:
-    c = cluster().sources(FIXED)
-    c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
-    c.block("b1", phase=BlockPhase.ENDED, reason="node failed")
-    assert c.asked() == ["b3"]
 
 
 def test_block_without_pilots_is_replaced_though_its_job_runs(cluster: Make) -> None:
@@ -253,16 +216,6 @@ def test_requeued_job_gets_its_grace_time(cluster: Make) -> None:
     assert c.asked() == []
 
 
-def test_block_that_lost_its_pilots_is_not_counted(cluster: Make) -> None:
-    c = cluster().sources(OPEN).calls(100)
-    for n in range(1, 5):
-        c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}")
-    assert c.asked() == ["b1", "b2", "b3", "b4"]
-    c.lose("p1").wait(61.0)
-    assert c.asked() == ["b5"]
-    assert c.core.state.sources["backfill"].room == 0
-
-
 def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
     assert c.status().jobs[0].phase == "running"
@@ -288,29 +241,12 @@ def test_idle_pilot_without_libraries_is_released_first(cluster: Make) -> None:
     assert not c.mail.get(holder)
 
 
-def test_context_too_large_for_every_source_fails_its_calls(cluster: Make) -> None:
-    c = cluster().sources(FIXED).define(recipe("a"))
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="1 GB"))
-    c.call("c1", context="a").hot(context="a", memory="2 GB")
-    c.lose("p1").join("p2", block="b1", of=devices(1, memory="1 GB")).call("c2", context="a")
-    assert "it needs 2.2 GB of memory; devices seen: cpu 1.0 GB x 1" in c.failure("c2").message
-
-
 def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
     c.end("c1", run_s=20.0).lose("p1").sources(Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0))
     c.call("c2", context="a")
     assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may run" in c.failure("c2").message
     assert c.asked() == []
-
-
-def test_pilot_with_a_just_ended_library_is_not_idle(cluster: Make) -> None:
-    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=1, most=1, idle_s=50.0))
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").wait(45.0).call("c1").ready().wait(10.0)
-    c.die(c.library(), "c1").ready().wait(10.0).die(c.library(), "c1").forget().wait(40.0)
-    assert c.pilot().state is PilotState.HERE
-    c.wait(60.0)
-    assert c.pilot().state is PilotState.DRAINING
 
 
 def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -> None:
@@ -422,35 +358,6 @@ def test_queued_blocks_are_cancelled_when_no_call_needs_them(cluster: Make, rule
     c.wait(15.0)
     assert cancelled(c) == ["b2", "b3"][max(0, least - 1) :], "down to min_blocks, of which one runs"
     assert "no call has needed it for 20 s" in c.story("b3")
-
-
-def test_blocks_that_a_few_calls_cannot_use_are_withdrawn(cluster: Make) -> None:
-    source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=6, keep_pending=6, idle_s=600.0, slots=1)
-    c = cluster().sources(source).calls(6)
-    asked = c.asked()
-    assert len(asked) == 6
-    c.block(*asked, phase=BlockPhase.PENDING).tell("ana", say.Cancel([c.ids[name] for name in "1234"])).wait(30.0)  # type: ignore[misc]
-    assert len(cancelled(c)) == 4
-
-
-def test_fluctuating_work_within_the_delay_withdraws_no_block(cluster: Make) -> None:
-    source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=2, keep_pending=1, idle_s=600.0, slots=1)
-    c = cluster(pilots=1).call("w").hot(run_s=1.0).sources(source)
-    c.call("long")
-    for n in range(10):
-        c.call(f"c{n}").wait(10.0)
-        for id in c.asked():
-            c.block(id, phase=BlockPhase.PENDING, reason="Priority")
-        c.tell("ana", say.Cancel([c.ids[f"c{n}"]])).wait(10.0)  # type: ignore[list-item]
-    assert (cancelled(c), len(c.core.state.blocks)) == ([], 1)
-
-
-def test_first_blocks_stay_for_their_idle_time(cluster: Make) -> None:
-    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=2, most=2, idle_s=120.0))
-    c.block("b1", "b2", phase=BlockPhase.PENDING, reason="Priority").wait(100.0)
-    assert cancelled(c) == []
-    c.wait(30.0)
-    assert cancelled(c) == ["b1", "b2"]
 
 
 HOLD: dict[str, Any] = {

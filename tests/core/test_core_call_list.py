@@ -57,22 +57,6 @@ def test_failed_calls_are_listed_newest_first_without_cancelled_ones(cluster: Ma
     assert found.calls[0].since_s == 30.0
 
 
-def test_calls_of_a_second_client_are_named_as_explain_accepts(cluster: Make) -> None:
-    c = cluster().client("bob").call("1", client="bob")
-    [call] = ask(c).calls
-    assert call.call.startswith("c-1.")
-    assert "submitted" in c.story(call.call)
-
-
-def test_listing_calls_changes_no_state(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(40).ready()
-    c.forget()
-    before = c.waiting()
-    ask(c)
-    assert c.waiting() == before
-    c.nothing_else_was_said()
-
-
 def fail(c: Cluster, name: str, raised: str = "", failure: Failure | None = None) -> None:
     c.end(name, ok=False, failure=failure, raised=raised)
 

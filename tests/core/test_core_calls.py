@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 from core.builders import DIED, Cluster, recipe
 
-from stoker.manager.core import reactor
-from stoker.manager.core.seams import PolicyError, SendGang, Unload
+from stoker.manager.core.seams import PolicyError, SendGang
 from stoker.protocol import show_status, to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Objective
+from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
 from stoker.protocol.ids import make_call_id
 
 Make = Callable[..., Cluster]
@@ -37,15 +36,6 @@ def test_function_is_sent_once_per_library_unless_it_is_lost(cluster: Make) -> N
     assert c.hears("p1", to_pilot.RunCalls).function_blob is None
     c.report("p1", say.CallsReturned(1, (c.ids["c2"],), need_function=True))
     assert c.hears("p1", to_pilot.RunCalls).function_blob is not None
-
-
-def test_free_library_with_the_context_loaded_comes_first(cluster: Make) -> None:
-    c = cluster(pilots=3).calls(3).hot(run_s=1)
-    c.wait(1).call("a").end("a").wait(1)
-    hottest = c.core.state.contexts["bare"].idle
-    last = next(reversed(hottest.values())).pilot.id
-    c.call("b")
-    assert c.holders("b")[0].pilot.id == last
 
 
 def test_calls_wait_in_order_of_priority_then_of_arrival(cluster: Make) -> None:
@@ -76,13 +66,6 @@ def test_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
     assert len(c.held()) == 1
 
 
-def test_function_is_recognized_with_any_call_options(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001)
-    for n in range(8):
-        c.call(f"c{n}", objective=Objective(deadline_at=100.0 + n))
-    assert len(c.held()) == 8
-
-
 def test_prefetch_takes_at_most_a_fair_share(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=0.001).cut("p1").cut("p2").calls(20)
     c.come_back("p1", lib1=())
@@ -109,11 +92,6 @@ def test_logging_of_a_call_changes_no_decision(cluster: Make) -> None:
             c.report("p1", say.CallsEnded(library.id, ends))
         seen.append((c.context().run_s, len(c.waiting()), list(library.held)))
     assert seen[0] == seen[1]
-
-
-def test_long_calls_submitted_together_run_in_parallel(cluster: Make) -> None:
-    c = cluster(pilots=3).calls(3).hot(run_s=1.0).calls(3)
-    assert [len(c.held(pilot)) for pilot in ("p1", "p2", "p3")] == [1, 1, 1]
 
 
 def test_library_without_calls_takes_half_of_another_backlog(cluster: Make) -> None:
@@ -157,14 +135,6 @@ def test_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> No
     assert c.ended["good"].ok
 
 
-def test_calls_that_waited_in_a_dead_library_are_no_suspects(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
-    c.die(c.library(), "2").ready().die(c.library(), "2").ready()
-    assert set(c.ended) == {"x", "2"}
-    c.end("3", "4", "5", "6")
-    assert all(c.ended[name].ok for name in "3456")
-
-
 def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1")
     c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))  # type: ignore[arg-type]
@@ -187,14 +157,6 @@ def test_submit_with_unknown_names_fails_with_the_reason(cluster: Make) -> None:
     assert "function nothing was not defined" in c.failure("b").message
     assert "a gang of 3 to 2" in c.failure("c").message
     c.nothing_else_was_said()
-
-
-def test_exception_of_a_function_is_an_ordinary_result(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().end("1", ok=False)
-    assert not c.ended["1"].ok
-    assert c.ended["1"].failure is None
-    assert c.held() == ["2"]
-    assert c.status().failed == 1
 
 
 def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
@@ -225,13 +187,6 @@ def test_cancelled_running_call_keeps_its_slot_until_it_is_freed(cluster: Make) 
     c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"too late")]))  # type: ignore[arg-type]
     assert c.held() == ["2"]
     assert c.refused == {}
-
-
-def test_many_calls_are_cancelled_with_one_message_a_library(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(10)
-    held = c.held()
-    c.forget().tell("ana", say.Cancel([c.ids[name] for name in held]))  # type: ignore[misc]
-    assert len(c.hears("p1", to_pilot.CancelCalls).calls) == len(held)
 
 
 def test_unsent_data_of_a_cancelled_call_is_never_sent(cluster: Make) -> None:
@@ -271,19 +226,6 @@ def test_calls_assigned_in_the_frame_of_a_release_are_unsent(cluster: Make) -> N
     c.nothing_else_was_said()
 
 
-def test_calls_of_a_library_stopped_in_the_same_event_are_unsent(
-    cluster: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = cluster(pilots=1).call("1").ready().end("1").forget()
-    c.by_hand = True
-    monkeypatch.setattr(reactor, "_ask_policies", lambda _: c.apply([Unload(1, "for a test")], seam="residency"))  # type: ignore[arg-type]
-    c.core.manager.supply_changed = True
-    c.call("2")
-    c.hears("p1", to_pilot.StopLibrary)
-    c.nothing_else_was_said()
-    assert c.waiting() == ["2"]
-
-
 def test_call_is_not_assigned_to_a_library_that_still_drops_it(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", slots=2)).call("w", context="a").ready().end("w", run_s=50.0)
     c.calls(3, context="a").wait(1).ready()  # p2 loads too, because the load pays off
@@ -299,41 +241,3 @@ def test_call_is_not_assigned_to_a_library_that_still_drops_it(cluster: Make) ->
         c.apply([SendGang(c.ids["g"], members)], seam="dispatch")  # type: ignore[arg-type]
     c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
     assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}
-
-
-def test_call_is_not_stolen_by_a_library_that_still_drops_it(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    c = cluster(pilots=2).define(recipe("a", slots=2)).calls(4, context="a").ready().end("1", "2", "3", "4", run_s=50.0)
-    c.by_hand = True
-    with monkeypatch.context() as patched:
-        patched.setattr(c.policies.dispatch, "place", lambda view, call: SendGang(call.id, (1, 2)))  # type: ignore[arg-type]
-        c.call("g", context="a", gang=(1, 2))
-    c.lose("p2")
-    assert c.waiting("a") == ["g"]
-    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
-    assert c.held("p1", "a") == ["g"]
-
-
-def test_calls_next_to_a_timed_out_or_cancelled_call_are_blameless(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=2)).calls(2, context="a").ready()
-    c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
-    assert c.held(context="a") == ["1", "2"]
-    c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.CANCELLED, "another call")).ready()
-    assert c.held(context="a") == ["1"], "by now each has a library for itself"
-    for _ in range(3):
-        c.die(c.library(context="a"), "1", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
-    assert [c.the_call(name).kills for name in "12"] == [0, 0]
-    c.end("1").end("2")
-    assert all(end.ok for end in c.ended.values())
-
-
-def test_suspects_run_alone(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=3)).calls(5, context="a").ready()
-    c.die(c.library(context="a"), "1", "2", "3").ready()
-    assert c.held(context="a") == ["1"]
-    c.end("1")
-    assert c.held(context="a") == ["2"]
-    c.die(c.library(context="a"), "2").ready()
-    assert c.failure("2").kind is FailureKind.POISON
-    assert c.held(context="a") == ["3"]
-    c.end("3")
-    assert c.held(context="a") == ["4", "5"]

@@ -79,13 +79,6 @@ def test_observer_sees_the_session_and_changes_nothing(cluster: Make) -> None:
     assert not c.over
 
 
-def test_calls_are_numbered_by_client(cluster: Make) -> None:
-    c = cluster(pilots=1).client("bob").call("a").call("b", client="bob").ready().end("a").end("b")
-    assert c.ids["b"] >> 40 == 1
-    assert set(c.ended) == {"a", "b"}
-    assert c.story("c-1.2").startswith("ended") or "journal" in c.story("c-1.2")
-
-
 def test_session_ends_when_its_client_is_gone(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
     c.event(ClientGone("ana"))  # type: ignore[arg-type]
@@ -152,12 +145,6 @@ def back(c: Cluster) -> str:
     c.tell("ana", say.ClientHello(wire.VERSION, SESSION), numbered=False)
     mail = c.mail.get("ana")
     return mail[0].reason if mail and isinstance(mail[0], to_client.ClientRefused) else ""
-
-
-def test_unused_groups_are_kept_for_a_day(cluster: Make) -> None:
-    c = left(cluster, b"a", b"b").wait(KEPT_S - 10)
-    assert len(c.core.state.clients["ana"].unacked) == 2  # type: ignore[index]
-    assert not back(c)
 
 
 def test_old_results_are_dropped_with_files_and_reported(cluster: Make) -> None:
@@ -255,17 +242,6 @@ def test_open_calls_keep_their_functions(cluster: Make) -> None:
     c.ready().end("0").end("1").end("2")
     steps(c, 3)
     assert {"f0", "f1", "f2", "f3"} & set(c.core.state.functions) == {"f3"}
-
-
-def test_functions_defined_by_another_client_are_kept(cluster: Make) -> None:
-    c = cluster(pilots=1).client("bob")
-    c.tell("bob", say.DefineFunction("f0", "f", bytes(1000)))  # type: ignore[arg-type]
-    steps(c, 0)
-    c.ready().end("0")
-    steps(c, 1)
-    assert "f0" in c.core.state.functions
-    c.call("again", function="f0", client="bob").ready().end("1").end("again")
-    assert not c.refused
 
 
 def test_redefined_function_can_be_called_again(cluster: Make) -> None:

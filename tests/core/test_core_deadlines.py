@@ -27,12 +27,6 @@ def test_nearest_deadline_runs_first_within_a_priority(cluster: Make) -> None:
     assert order == ["urgent", "near", "far", "none", "none too", "nearest, of less weight"]
 
 
-def test_calls_with_deadlines_submitted_together_are_sorted(cluster: Make) -> None:
-    c = cluster(pilots=1).call("running").ready().forget().calls(10)
-    c.call("due", objective=due(c, 60)).end("running")
-    assert c.runs("p1") == ["due"]
-
-
 def test_waiting_call_is_dropped_at_its_deadline(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready().forget()
     c.call("late", objective=due(c, 5, drop=True)).call("also", objective=due(c, 9, drop=True)).wait(5.5)
@@ -83,14 +77,6 @@ def test_running_call_is_not_dropped(cluster: Make, drop: bool) -> None:
     c = cluster(pilots=1)
     c.call("slow", objective=due(c, 5, drop=drop)).ready().wait(60).end("slow", run_s=60.0)
     assert c.ended["slow"].ok
-
-
-def test_one_timer_serves_all_deadlines(cluster: Make) -> None:
-    c = cluster(pilots=1).call("running").ready()
-    for n in range(50):
-        c.call(f"c{n}", objective=due(c, 100 - n))
-    assert [key for key in c.core.state.timers if key.startswith("deadline/")] == ["deadline/bare"]
-    assert c.core.state.timers["deadline/bare"] == pytest.approx(c.now + 51, abs=0.01)
 
 
 DROP = Objective(drop_late=True)

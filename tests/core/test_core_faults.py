@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core.builders import Cluster, recipe
+from core.builders import Cluster
 
 from stoker.manager.core import retries
 from stoker.manager.core.nouns import CallState
@@ -88,13 +88,6 @@ def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
     assert c.ended["1"].ok
 
 
-def test_joining_pilot_gets_the_call_at_once(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
-    fault(c, "1")
-    c.join("p2").ready()
-    assert pilot_of(c, "1") == "p2"
-
-
 def test_call_fails_after_three_pilots_with_the_evidence(cluster: Make) -> None:
     c = cluster(pilots=5).calls(5).ready().end(*"2345")
     met = [fault(c, "1")]
@@ -121,16 +114,6 @@ def test_call_fails_after_three_tries_on_the_only_pilot(cluster: Make) -> None:
     assert c.ended["1"].failure is not None
     assert "3 times, on 1 pilot:" in c.ended["1"].failure.message
     assert c.core.state.trials == {}
-
-
-def test_call_between_two_pilots_has_bounded_tries(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).ready().end("2")
-    tries = 0
-    while "1" not in c.ended:
-        fault(c, "1")
-        tries += 1
-        c.wait(60)
-    assert tries <= 5, "three on one of them, two on the other"
 
 
 def test_second_fault_pauses_the_call_on_every_pilot(cluster: Make) -> None:
@@ -173,31 +156,3 @@ def test_late_fault_of_a_pilot_declared_lost_ends_no_call(cluster: Make) -> None
     c.wait(30)
     c.end("1")
     assert c.ended["1"].ok
-
-
-def test_gang_restarts_with_bounded_tries(cluster: Make) -> None:
-    c = cluster(pilots=2).call("g", gang=(2, 2)).ready()
-    for n in range(10):
-        library = c.holders("g")[n % 2]
-        failure = Failure(FailureKind.INFRASTRUCTURE, "NCCL lost a connection: DistBackendError: NCCL error")
-        c.report(library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids["g"], False, b"", 1.0, failure)]))
-        c.let_go()
-    assert c.ended["g"].failure is not None
-    assert c.ended["g"].failure.kind is FailureKind.INFRASTRUCTURE
-
-
-@pytest.mark.parametrize("count", [40])
-def test_dead_file_server_ends_every_call_and_leaves_no_timer(cluster: Make, count: int) -> None:
-    c = cluster(pilots=4).calls(count).ready()
-    for _ in range(20 * count):
-        held = [c.names[id] for library in c.core.state.libraries.values() for id in library.held]
-        if not held:
-            if not c.core.state.calls:
-                break
-            c.wait(1)
-        for name in held:
-            fault(c, name)
-    assert len(c.ended) == count
-    assert all(end.failure is not None for end in c.ended.values())
-    c.wait(60)
-    assert [key for key in c.core.state.timers if key.startswith(retries.FAULTS_TIMER)] == []

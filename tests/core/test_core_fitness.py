@@ -86,18 +86,6 @@ def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Ma
     assert listed.error.endswith("can hold context a: a on p1: the disk is full; make room there")
 
 
-def test_calls_wait_while_another_block_may_start_a_pilot(cluster: Make) -> None:
-    c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b2", phase=BlockPhase.PENDING)
-    c.call("1", context="a")
-    for again_s in (5, 20, 50):
-        run_out(c, "p1")
-        c.wait(again_s)
-    assert c.ended == {}
-    c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
-    assert c.lives_on("a") == ["p2"]
-
-
 @pytest.mark.parametrize("given_up", [False, True])
 def test_calls_wait_while_a_disconnected_pilot_may_return(cluster: Make, given_up: bool) -> None:
     c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
@@ -112,20 +100,6 @@ def test_calls_wait_while_a_disconnected_pilot_may_return(cluster: Make, given_u
     assert c.ended == {}
     c.come_back("p2").wait(1)
     assert c.lives_on("a") == ["p2"]
-
-
-def test_each_unfit_pilot_is_retried_before_calls_fail(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
-    for seconds in (0, 6, 21):
-        c.wait(seconds)
-        run_out(c, "p2")
-    c.ready().end("1")
-    library = next(iter(c.context("a").libraries.values()))
-    c.die(library, failure=full("p1"))
-    c.wait(4)
-    assert c.ended.keys() == {"1"}
-    c.wait(2)
-    assert c.lives_on("a") == ["p1"]
 
 
 def test_libraries_that_fail_for_one_full_disk_count_once(cluster: Make) -> None:
@@ -194,17 +168,6 @@ def states(c: Cluster, *contexts: str) -> list[str]:
 def used_once(c: Cluster, *contexts: str) -> None:
     for context in contexts:
         c.call(f"of-{context}", context=context).ready().end(f"of-{context}").wait(1)
-
-
-def test_idle_libraries_end_to_free_cache_space(cluster: Make) -> None:
-    c = cluster(pilots=1).define(*(with_files(name, "4 GB") for name in "abc"))
-    used_once(c, "a", "b")
-    c.call("c1", context="c")
-    in_use(c, "c", lacks="3 GB")
-    assert states(c, "a", "b") == ["stopping", "ready"], "the one that was used longest ago, and no other"
-    ended(c, "a")
-    c.wait(pilot_reports.ENDING_S + 0.1).ready().end("c1")
-    assert c.ended["c1"].ok
 
 
 def test_only_libraries_needed_for_cache_space_end(cluster: Make) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -96,14 +95,6 @@ def test_rank_that_lost_the_others_does_not_end_the_call(three: Cluster) -> None
     assert "lost its connection to the other ranks: connection reset by peer" in three.story(show_call(call.id))
 
 
-def test_late_end_of_one_rank_does_not_end_the_call(three: Cluster) -> None:
-    order = ranks(three)
-    lost(three, order[2])
-    late = CallEnd(three.ids["g"], True, b"a rank's result", 2.0)  # type: ignore[arg-type]
-    three.report(order[1], say.CallsEnded(three.library(order[1]).id, [late]))
-    assert "g" not in three.ended
-
-
 @pytest.mark.parametrize("others_notice_first", [False, True])
 def test_gang_that_is_always_crowded_out_fails(three: Cluster, others_notice_first: bool) -> None:
     runs = 0
@@ -151,14 +142,6 @@ def test_ranks_that_notice_a_lost_pilot_first_count_no_fault(three: Cluster) -> 
     assert three.core.state.breaks == {}
 
 
-def test_dead_member_ends_no_other_library(three: Cluster) -> None:
-    order = ranks(three)
-    three.forget().die(three.library(order[1]), "g", failure=DIED)
-    for name in (order[0], order[2]):
-        assert three.hears(name, to_pilot.CancelCalls).grace_s > 0
-    assert "g" not in three.ended
-
-
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank: int, noticed: bool) -> None:
@@ -182,14 +165,6 @@ def test_ranks_that_die_together_count_once(cluster: Make) -> None:
     for member in c.holders("g"):
         c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
     assert c.the_call("g").kills == 1
-
-
-def test_pilot_that_returns_after_its_loss_does_not_join_the_gang(three: Cluster) -> None:
-    order = ranks(three)
-    number = three.library(order[1]).id
-    three.lose(order[1]).come_back(order[1], **{f"lib{number}": ("g",)})
-    holder = three.the_call("g").holder
-    assert holder is None or isinstance(holder, Gang)
 
 
 def test_evicted_gang_resumes_from_its_checkpoint(three: Cluster) -> None:
@@ -217,13 +192,6 @@ def test_call_that_reports_its_start_is_timed_from_there(three: Cluster, done: f
     assert three.context().paces.mean_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
 
 
-def test_pace_is_computed_at_the_end_of_a_call_without_reports() -> None:
-    made = make_cluster(pilots=1).calls(1).ready().end("1")
-    made.call("g", gang=(1, 4))
-    made.end("g", run_s=6.0)
-    assert made.context().paces.bound_s(1, 1) == pytest.approx(6.0)
-
-
 @pytest.mark.parametrize(("reports", "pace_s"), [([0.0], None), ([0.0, 30.0], 0.5)])
 def test_call_that_ends_early_counts_with_its_reported_items(reports: list[float], pace_s: float | None) -> None:
     made = make_cluster(pilots=1).calls(1).ready().end("1")
@@ -232,11 +200,6 @@ def test_call_that_ends_early_counts_with_its_reported_items(reports: list[float
         made.wait(15.0).progress("g", done, 100.0)
     made.end("g", run_s=60.0)
     assert made.context().paces.mean_s(1, 1) == (pytest.approx(pace_s) if pace_s is not None else None)
-
-
-def test_no_prediction_exists_before_the_first_measurement() -> None:
-    paces = Paces()
-    assert (paces.mean_s(1, 10), paces.bound_s(4, 10)) == (None, None)
 
 
 @pytest.mark.parametrize("work", [1.0, 1e9])
@@ -248,17 +211,6 @@ def test_pace_is_positive_however_short_the_run(work: float) -> None:
         seconds = paces.bound_s(1, work)
         assert seconds is not None
         assert seconds > 0.0
-
-
-def test_more_replicas_are_faster_but_below_linear_speedup() -> None:
-    paces = Paces()
-    paces.learn(2, work=10, seconds=10.0)
-    seconds = [paces.mean_s(size, 100) for size in (1, 2, 4, 8)]
-    alone = seconds[0]
-    assert alone is not None
-    assert seconds[1] == 100.0 + paces.meet_s
-    assert all(one is not None and other is not None and one > other for one, other in itertools.pairwise(seconds))
-    assert all(one is not None and one > alone / size for one, size in zip(seconds[1:], (2, 4, 8), strict=True))
 
 
 def test_measured_size_is_not_extrapolated_from_another_size() -> None:

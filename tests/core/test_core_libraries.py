@@ -7,7 +7,7 @@ from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSample, times_of
-from stoker.manager.core.events import RecordLoad, RecordSteps
+from stoker.manager.core.events import RecordSteps
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
 from stoker.protocol import to_manager as say
@@ -67,19 +67,6 @@ def test_calls_without_a_context_fit_next_to_an_unknown_context(cluster: Make) -
     assert (c.lives_on("a"), c.lives_on("bare")) == (["p1"], ["p1"])
 
 
-def test_unknown_context_fits_next_to_the_bare_context(cluster: Make) -> None:
-    c = cluster(pilots=1, memory="8 GB").define(recipe("a")).call("1").ready().forget().call("2", context="a")
-    assert c.hears("p1", to_pilot.StartLibrary).device_memory_bytes == 8 * GB - 256_000_000
-
-
-def test_load_is_recorded_and_measured_memory_is_used_next_time(cluster: Make) -> None:
-    c = cluster(pilots=2, memory="8 GB").define(recipe("a")).call("1", context="a")
-    c.ready(memory="2 GB", load_s=3.0)
-    assert [x.load_s for x in c.others if isinstance(x, RecordLoad)] == [3.0]
-    c.forget().call("2", context="a")
-    assert c.hears("p2", to_pilot.StartLibrary).device_memory_bytes == 2.2 * GB
-
-
 def test_two_failed_loads_fail_waiting_calls_but_not_later_calls(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).calls(2, context="a")
     c.fail_load(c.library(context="a"))
@@ -98,19 +85,6 @@ def test_broken_loader_is_tried_on_one_pilot_and_not_everywhere(cluster: Make) -
         c.fail_load(library)
     assert len(c.ended) == 4
     assert c.core.state.next_library == 5
-
-
-def test_pilot_on_which_a_context_failed_twice_is_avoided(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(load_s=0.1).join("p2")
-    c.calls(3, context="a")
-    c.fail_load(c.library("p2", "a"))
-    c.fail_load(c.library("p2", "a"))
-    c.wait(30)
-    assert c.lives_on("a") == ["p1"]
-    c.lose("p1")
-    assert c.lives_on("a") == ["p2"]  # no other pilot is left
-    c.fail_load(c.library("p2", "a"))
-    assert len(c.ended) == 4
 
 
 def test_library_stopped_while_loading_may_become_ready(cluster: Make) -> None:
@@ -179,14 +153,6 @@ def test_crossing_resizes_never_free_memory_the_later_resize_needs(cluster: Make
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 2 * GB))
     hand.resized(1 * GB)
-    assert hand.lib1.promised_bytes == 2 * GB
-    hand.resized(2 * GB)
-    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
-
-
-def test_resizes_merged_by_the_pilot_are_answered_once(cluster: Make) -> None:
-    hand = Hand(cluster(pilots=1, memory="8 GB"))
-    hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 5 * GB), Resize(hand.lib1.id, 2 * GB))
     assert hand.lib1.promised_bytes == 2 * GB
     hand.resized(2 * GB)
     assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])

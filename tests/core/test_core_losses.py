@@ -138,12 +138,6 @@ def test_end_of_a_pilot_stay_has_its_reason(cluster: Make) -> None:
     ]
 
 
-def test_pilots_without_a_source_are_not_recorded(cluster: Make) -> None:
-    c = cluster(pilots=2).lose("p1")
-    assert not recorded(c)
-    assert not counts(c)
-
-
 def test_end_of_a_session_ends_every_pilot_stay(cluster: Make) -> None:
     c = running(cluster).join("p2", block="b1").join("p3", block="b2").lose("p2").tell("ana", say.EndSession("done"))
     c.hears("ana", to_client.SessionOver)

@@ -7,11 +7,9 @@ import msgspec
 import pytest
 from core.builders import SESSION, Cluster, devices
 
-from stoker.manager.core import actions
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
 from stoker.manager.core.nodes import AGAIN_S
 from stoker.manager.core.nouns import PilotState
-from stoker.manager.core.seams import Quarantine
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import (
@@ -72,26 +70,6 @@ def test_block_leaves_a_bad_node_and_the_next_avoids_it(cluster: Make) -> None:
     assert f"gpu: no new block starts on n2: {BAD}" in c.core.state.notices
     assert records(c) == [record]
     assert "its node n2 is excluded" in c.story("b1")
-
-
-def test_device_that_fails_later_excludes_its_node(cluster: Make) -> None:
-    c = cluster().sources(GPU)
-    c.call("c1")
-    joined(c, "p1", node="n2", block="b1")
-    c.ready()
-    assert not c.status().excluded_nodes
-    orders(c)
-    c.report("p1", say.DeviceFault("cuda:0", BAD))  # type: ignore[arg-type]
-    assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
-
-
-def test_quarantine_of_a_policy_excludes_the_node(cluster: Make) -> None:
-    c = cluster().sources(GPU)
-    c.call("c1")
-    joined(c, "p1", node="n2", block="b1")
-    c.by_hand = True
-    actions.apply(c.core.manager, Quarantine(c.pilot().id, None, "its disk failed", 600.0), seam="residency")
-    assert [(each.node, each.why) for each in c.status().excluded_nodes] == [("n2", "its disk failed")]
 
 
 @pytest.mark.parametrize("faults", [("", BAD), ("", "", BAD, BAD)])
@@ -233,21 +211,6 @@ def test_probe_of_another_session_prevents_a_probe_here(cluster: Make) -> None:
     assert [each for each in c.others if isinstance(each, ClaimProbe)]
 
 
-def test_session_that_needs_no_block_probes_no_node(cluster: Make) -> None:
-    c = cluster_with_bad_node(cluster)
-    for block in list(c.core.state.blocks):
-        c.block(block, phase=BlockPhase.ENDED, reason="done")
-    state = c.core.state
-    c.tell("ana", say.Cancel((c.ids["c1"],)))  # type: ignore[arg-type]
-    for block in list(state.blocks):
-        c.block(block, phase=BlockPhase.ENDED, reason="done")
-    assert not state.calls
-    assert not state.sources["gpu"].blocks
-    c.others.clear()
-    c.wait(3 * EVERY_S)
-    assert not [each for each in c.others if isinstance(each, ClaimProbe)]
-
-
 def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     probe = begin_probe(c)
@@ -258,13 +221,6 @@ def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
 
 
 # ---- several sessions
-
-
-def test_node_of_an_earlier_session_is_excluded_from_the_start(cluster: Make) -> None:
-    c = cluster()
-    c.event(NodesHeard((NodeRecord("gpu", "n2", True, BAD, since=c.now, at=c.now, heard_at=c.now),)))
-    c.sources(GPU).call("c1")
-    assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
 
 
 def test_later_record_of_a_node_takes_precedence(cluster: Make) -> None:
@@ -317,14 +273,6 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     c.wait(EVERY_S)
     c.report("p2", say.DeviceFault("cuda:0", "it failed again"))  # type: ignore[arg-type]
     assert [each.node for each in c.status().excluded_nodes] == ["n2"]
-
-
-def test_block_without_exclusions_may_lack_a_node(cluster: Make) -> None:
-    c = cluster().sources(GPU)
-    c.call("c1")
-    c.block("b1", phase=BlockPhase.PENDING, reason="BadConstraints", no_node=True)
-    assert not c.core.state.blocks[BlockId("b1")].leaving
-    assert not c.core.state.notices
 
 
 def test_devices_that_work_again_include_their_node(cluster: Make) -> None:

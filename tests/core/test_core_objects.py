@@ -37,17 +37,6 @@ def test_addresses_and_the_manifest_are_sent_once(peers: Peers) -> None:
     assert [order.manifest for order in peers.orders("p2")] == [b"digests"]
 
 
-def test_peers_that_have_the_object_serve_before_the_origin(peers: Peers) -> None:
-    peers.here("p1", has=(BIG,)).here("p2").want("p2")
-    assert peers.told("p2") == (("p1",), False)
-
-
-def test_small_object_is_fetched_from_one_peer(peers: Peers) -> None:
-    peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
-    sources, origin = peers.told("p3") or ((), True)
-    assert (len(sources), origin) == (1, False)
-
-
 def test_pilots_that_have_an_object_serve_in_turn(peers: Peers) -> None:
     peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4").want("p3", "p4", refs=(SMALL,))
     assert {peers.told("p3"), peers.told("p4")} == {(("p1",), False), (("p2",), False)}
@@ -114,12 +103,6 @@ def test_object_evicted_from_the_cache_is_fetched_elsewhere(peers: Peers) -> Non
     assert peers.told("p2") == (("q1",), False)
 
 
-def test_object_missing_from_its_cache_is_fetched_elsewhere(peers: Peers) -> None:
-    peers.here("p1", cache="node7", has=(BIG,)).here("p2", cache="node7").here("q1", has=(BIG,)).want("p2").forget()
-    peers.fail("p2", "p1")
-    assert peers.told("p2") == (("q1",), False)
-
-
 def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -> None:
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1").want("p2", "p3").forget()
     peers.lose("p1")
@@ -149,24 +132,11 @@ def test_pilots_stop_waiting_when_the_checking_pilot_is_lost(peers: Peers) -> No
 
 
 # ---- losses
-def test_another_pilot_reads_the_origin_if_the_reader_is_lost(peers: Peers) -> None:
-    peers.here("p1", "p2", "p3").want("p1", "p2", "p3").forget().lose("p1")
-    assert peers.told("p2") == (("p3",), True)
-    assert peers.told("p3") == (("p2",), False)
-
-
 def test_disconnected_reader_is_replaced(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().cut("p1")
     assert peers.told("p2") == ((), True)
     peers.here("p1")
     assert peers.told("p1") == (("p2",), False)
-
-
-def test_source_that_evicts_the_object_is_replaced(peers: Peers) -> None:
-    peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
-    first, _ = peers.told("p3") or ((), True)
-    peers.report(first[0], say.ObjectsGone((SMALL.name,)))
-    assert peers.told("p3") == ((("p2",) if first == ("p1",) else ("p1",)), False)
 
 
 def test_pilot_without_a_pending_fetch_serves_no_parts(peers: Peers) -> None:
@@ -265,12 +235,6 @@ def test_peer_that_fails_while_others_serve_is_no_longer_used(peers: Peers) -> N
     assert not set(sources) & set(bad)
     peers.lose("last").here("bad", has=(BIG,)).here("again")  # a hello clears the failures of a pilot
     assert peers.core.state.transfers.peers["bad"].address  # type: ignore[index]
-
-
-def test_late_messages_change_nothing(peers: Peers) -> None:
-    peers.here("p1").fail("p1", "p9").report("p1", say.ObjectsGone(("file-never",)))
-    peers.lose("p1").report("p1", say.WantObjects((BIG,)))
-    assert peers.orders("p1") == []
 
 
 # ---- stories

@@ -18,13 +18,6 @@ def test_draining_pilot_serves_only_objects_without_another_source(peers: Peers)
     assert peers.told("p5") == (("p1",), False)
 
 
-def test_draining_reader_serves_while_no_other_can(peers: Peers) -> None:
-    peers.here("p1").want("p1")
-    leave(peers, "p1")
-    peers.here("p2").want("p2")
-    assert peers.told("p2") == (("p1",), False)
-
-
 def test_free_slot_of_a_leaving_pilot_goes_to_a_waiting_fetch(peers: Peers) -> None:
     served = [f"q{n}" for n in range(4)]
     peers.here("p1", has=(BIG,)).here(*served, "late", "last", serves=False).want(*served, "late", "last").forget()

@@ -41,23 +41,6 @@ def test_pilots_need_little_more_than_two_copies_and_one_read() -> None:
     swarm.check()
 
 
-def test_pilots_that_start_while_others_fetch_need_no_longer() -> None:
-    swarm = Swarm()
-    for n, name in enumerate(names(30)):
-        swarm.join(name).want(name, refs=[MODEL]).run(until=n * 0.1)
-    swarm.run()
-    assert max(ends(swarm)) <= 29 * 0.1 + 2 * ONE_COPY_S
-    assert copies(swarm) == 1.0
-
-
-def test_several_objects_are_fetched_in_parallel() -> None:
-    refs = [ObjectRef(f"file-{n}", (8 << n) * PART_BYTES, f"/m/{n}") for n in range(4)]
-    swarm = Swarm().join(*names(12)).want(*names(12), refs=refs).run()
-    total_s = sum(ref.size_bytes for ref in refs) / 125e6
-    assert max(max(ends(swarm, ref)) for ref in refs) <= 2.5 * total_s
-    assert [copies(swarm, ref) for ref in refs] == [1.0] * 4
-
-
 def test_loss_of_readers_and_sources_costs_little() -> None:
     swarm = Swarm().join(*names(24)).want(*names(24), refs=[MODEL])
     for at, name in ((0.4, "p0"), (0.8, "p1"), (0.9, "p5"), (1.2, "p2"), (1.5, "p9")):

@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from core.builders import BROKEN, SESSION, Cluster, recipe
+from core.builders import SESSION, Cluster, recipe
 
 from stoker.manager.core import reactor
 from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
@@ -34,12 +34,6 @@ def test_every_message_of_a_pilot_has_one_handler() -> None:
     steps = [*reactor._PILOT_STEPS, *reactor._LIBRARY_STEPS]
     assert set(steps) == set(get_args(say.FromPilot))
     assert len(steps) == len(set(steps))
-
-
-def test_nothing_is_sent_to_a_disconnected_pilot(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready().end("1").cut("p1").call("2")
-    c.nothing_else_was_said()
-    assert c.waiting() == ["2"]
 
 
 def test_last_messages_of_a_disconnected_pilot_count(cluster: Make) -> None:
@@ -81,13 +75,6 @@ def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -
     c.nothing_else_was_said()
     c.report("p1", say.CallsReturned(1, (c.ids["1"],)))  # type: ignore[arg-type]
     assert c.runs("p1") == ["2"]
-
-
-def test_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1")
-    assert c.hears("p1", to_pilot.StartLibrary).library == 2
-    c.report("p1", say.LibraryReady(2, 0.1, 0.1)).end("1")  # type: ignore[arg-type]
-    assert c.ended["1"].ok
 
 
 def test_library_of_an_unknown_context_is_stopped(cluster: Make) -> None:
@@ -176,14 +163,6 @@ def test_messages_of_unknown_libraries_are_refused_and_counted(cluster: Make) ->
     assert c.ended["1"].ok
 
 
-def test_pilot_that_leaves_as_ordered_is_not_a_loss(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).ready()
-    c.report("p1", say.PilotLeaving("walltime"))
-    assert c.core.state.lost_pilots == 0
-    assert len(c.waiting()) == 1
-    assert "walltime" in c.story("p1")
-
-
 def test_draining_pilot_finishes_running_calls_and_returns_others(cluster: Make) -> None:
     c = cluster(pilots=1).join("p2", block="b7").calls(2).hot(run_s=0.001)
     c.calls(12)
@@ -236,14 +215,6 @@ def test_runs_are_recorded_when_the_session_ends(cluster: Make) -> None:
     c.tell("ana", say.EndSession("done"))
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
     assert [(x.function, x.calls, x.run_s) for x in runs] == [("f", 2, 6.0)]
-
-
-def test_library_that_dies_idle_is_reloaded_on_demand(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready().end("1")
-    c.forget().die(c.library(), failure=BROKEN)
-    c.nothing_else_was_said()
-    c.call("2")
-    assert c.hears("p1", to_pilot.StartLibrary).library == 2
 
 
 def test_library_that_refuses_an_assigned_call_is_about_to_end(cluster: Make) -> None:

@@ -63,14 +63,6 @@ def test_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> None
     assert (c.pilot().state, c.lives_on()) == (PilotState.HERE, ["p1"])
 
 
-def test_frames_in_flight_count_after_the_hello(cluster: Make) -> None:
-    c = cluster(pilots=1).call("c1").ready()
-    library = c.library()
-    c.cut("p1").lose("p1").come_back("p1", lib1=("c1",))
-    c.report("p1", say.CallsEnded(library.id, [_end(c, "c1")]))
-    assert c.ended["c1"].ok
-
-
 # ---- quarantine
 def test_faulty_device_gets_no_calls_and_its_calls_run_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().join("p2").forget()
@@ -106,15 +98,6 @@ def test_call_that_cannot_finish_in_time_waits_for_another_pilot(cluster: Make) 
     assert c.waiting() == ["c3"]
     c.join("p2").ready(only="p2")
     assert c.held("p2") == ["c3"]
-
-
-def test_context_that_would_not_be_ready_in_time_is_not_loaded(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", run_s=10.0, load_s=100.0)
-    c.lose("p1").forget().join("p2", ends_in_s=90.0)
-    c.call("c2", context="a")
-    assert c.lives_on("a") == []
-    c.join("p3", ends_in_s=900.0)
-    assert c.lives_on("a") == ["p3"]
 
 
 def _end(c: Cluster, name: str) -> say.CallEnd:

@@ -53,12 +53,6 @@ def test_status_and_explain_show_the_number_of_used_slots(cluster: Make) -> None
     assert "runs 32 calls at once" in story
 
 
-def test_library_without_slots_runs_one_call_at_a_time(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=0)).calls(2, context="a").ready()
-    assert c.runs("p1") == ["1"]
-    assert "slots" not in "\n".join(render(c.status()))
-
-
 def test_known_slots_limit_the_libraries_loaded(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0)).call("first", context="a")
     ready(c, 8)
@@ -96,14 +90,6 @@ def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
     says_hello(c, facts)
     assert c.library(context="a").slots == 4
     assert c.runs("p1") == ["1", "2", "3", "4"]
-
-
-def test_adopted_library_has_the_slots_reported_by_its_pilot(cluster: Make) -> None:
-    c = cluster().define(recipe("a", slots=0))
-    facts = say.LibraryFacts(7, "a", ("cpu:0",), True, slots=2)  # type: ignore[arg-type]
-    says_hello(c, facts)
-    c.calls(3, context="a")
-    assert c.runs("p1") == ["1", "2"]
 
 
 GB = 10**9
@@ -233,13 +219,3 @@ def test_site_without_gpus_fails_calls_with_the_reason(cluster: Make) -> None:
         c.block(f"b{number}", phase=BlockPhase.ENDED)
         c.wait(20.0)
     assert f"no pilot could be started: gpus: {LACKS}" in c.failure("a").message
-
-
-def test_good_pilot_after_one_without_gpus_serves_calls(cluster: Make) -> None:
-    c = cluster().sources(SOURCE).call("a")
-    without_gpus(c, "p1", block="b1")
-    c.report("p1", say.PilotLeaving(LACKS)).block("b1", phase=BlockPhase.ENDED).wait(5.0).forget()
-    c.block("b2", phase=BlockPhase.RUNNING).join("p2", of=gpus(), block="b2").ready()
-    assert c.held("p2") == ["a"]
-    assert "gpus" not in c.status().trouble
-    assert c.end("a").ended["a"].ok

@@ -60,14 +60,6 @@ def test_speed_difference_is_found_in_noise(seed: int) -> None:
     assert learned(runs).of["cpu"] == pytest.approx(0.25, rel=0.3)
 
 
-def test_calls_of_a_kind_without_comparison_are_not_compared() -> None:
-    alone = [("f", "A10", 1.0)] * 50
-    speeds = learned(alone, present=["A10"])
-    for _ in range(10):
-        speeds.learn(("f", 0), "cpu", calls=1, seconds=4.0, present=frozenset(BOTH))
-    assert speeds.of == {}
-
-
 def test_memory_of_the_speed_comparison_is_bounded() -> None:
     speeds = learned([(f"f{n % 1000}", kind, 1.0) for n in range(5000) for kind in BOTH])
     assert len(speeds._open) <= 64
@@ -129,16 +121,6 @@ def test_speeds_are_shown_and_recorded(cluster: Make) -> None:
     c.report("fast", Heartbeat(()), numbered=False)
     [record] = [each for each in c.others if isinstance(each, RecordSpeed)]
     assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
-
-
-def test_single_kind_has_no_speed(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
-    for _ in range(20):
-        c.calls(2)
-        first, second = [str(len(c.ids) - 1), str(len(c.ids))]
-        c.end(first, run_s=1.0).end(second, run_s=4.0)
-    assert c.context().speeds.of == {}
-    assert c.status().contexts[0].speeds == ()
 
 
 def test_failed_calls_are_not_compared(cluster: Make) -> None:

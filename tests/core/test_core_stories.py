@@ -75,12 +75,6 @@ def test_disconnected_pilot_is_shown_as_such(cluster: Make) -> None:
     assert "cut" in c.story("p1").splitlines()[0]
 
 
-def test_loading_context_shows_its_location_and_duration(cluster: Make) -> None:
-    c = cluster(pilots=1).call("c1").wait(3)
-    c.report("p1", say.LibraryUpdate(1, say.LibraryPhase.LOADING))  # type: ignore[arg-type]
-    assert "a library without a context is starting (loading) on cpu:0 of p1 for 3.0 s" in c.story("c-1")
-
-
 def test_wait_behind_busy_libraries_is_predicted(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=2.0, load_s=100.0)
     c.calls(6)
@@ -234,13 +228,6 @@ def test_unmeasured_work_has_only_a_forecast_of_its_pilot(cluster: Make) -> None
     assert format_forecast(c.status()) == "first pilot expected in 10 min"
 
 
-def test_cancelled_call_does_not_count_as_done(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(3).ready().end("1").tell("ana", say.Cancel([3]))  # type: ignore[list-item]
-    status = c.status()
-    assert (status.done, status.failed, status.cancelled, status.running) == (1, 0, 1, 1)
-    assert "1 call done, 1 cancelled, 1 running, 0 queued" in render(status)[0]
-
-
 # ---- stories of ended and lost things
 def test_ended_call_names_its_library_pilot_and_device(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
@@ -303,11 +290,6 @@ def test_story_of_a_call_shows_its_shortened_arguments(cluster: Make) -> None:
         "call c-9  f(70.0 kB of arguments)  wants"
     )
     assert not c.the_story("c-9").payload
-
-
-def test_overdue_calls_are_not_forecast_to_end_at_once(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(3).wait(60)
-    assert c.status().left_s >= 3 * 60
 
 
 def test_context_for_a_missing_device_kind_waits_for_blocks(cluster: Make) -> None:

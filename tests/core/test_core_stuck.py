@@ -7,7 +7,6 @@ from collections.abc import Callable
 from core.builders import Cluster, recipe
 
 from stoker.manager.core.nouns import Library
-from stoker.manager.core.queues import STUCK_TIMER
 from stoker.manager.core.seams import Policies, View
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -49,18 +48,6 @@ def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     c.calls(8, context="a")  # calls that arrive together are offered in turn
     assert c.held("p1", "a") == ["long"]
     assert len(c.held("p2", "a")) > 2
-
-
-def test_library_gets_stuck_while_calls_elsewhere_are_long(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").hot(context="a", run_s=SHORT_S)
-    c.call("long", context="a").call("slow", context="a")
-    lies, other = (c.holders(name)[0] for name in ("long", "slow"))
-    c.wait(0.5).end("slow", run_s=1.0).wait(5)
-    for n in range(20):  # many short calls lower the known mean duration again
-        c.call(f"q{n}", context="a").end(f"q{n}", run_s=SHORT_S)
-    c.call("s1", context="a").call("s2", context="a")
-    assert c.held(lies.pilot.id, "a") == ["long"]
-    assert c.held(other.pilot.id, "a") == ["s1", "s2"]
 
 
 def test_stuck_libraries_do_not_block_the_backlog_of_others(cluster: Make) -> None:
@@ -132,34 +119,11 @@ def test_queued_call_behind_an_overdue_call_is_loaded_elsewhere(cluster: Make) -
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_calls_of_usual_length_are_not_overdue(cluster: Make) -> None:
-    c = (
-        cluster(pilots=1)
-        .define(recipe("a"))
-        .call("x", context="a")
-        .hot(context="a", run_s=20.0, load_s=30.0)
-        .join("p2")
-    )
-    c.call("y", context="a").call("s1", context="a").wait(60)
-    assert c.lives_on("a") == ["p1"]
-    c.wait(30)
-    assert c.lives_on("a") == ["p1", "p2"]
-
-
 def test_less_used_context_is_evicted_if_no_device_is_free(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a"), recipe("b")).call("x", context="a").hot(context="a", run_s=SHORT_S)
     c.join("p2").call("z", context="b").ready().end("z").call("long", context="a").call("s1", context="a").wait(1.1)
     c.forget().give_back("s1").wait(1.1)
     assert c.hears("p2", to_pilot.StopLibrary).reason.startswith("idle, and room is needed for a")
-
-
-def test_stuck_timer_runs_only_while_libraries_may_get_stuck(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
-    assert STUCK_TIMER not in c.core.state.timers
-    c.call("long")
-    assert STUCK_TIMER in c.core.state.timers
-    c.wait(2.5)  # the library of `long` is stuck, and the other library is idle
-    assert STUCK_TIMER not in c.core.state.timers
 
 
 def by(dispatch: HottestFirst) -> Callable[[], Policies]:

@@ -171,15 +171,6 @@ def test_call_that_saves_progress_is_not_counted_as_a_suspect(cluster: Make) -> 
     assert c.ended["c"].ok
 
 
-def test_gang_that_kills_pilots_fails(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
-    for n in range(ALONE_AFTER + 1):
-        assert "g" not in c.ended
-        c.join(f"x{n}").lose(c.holders("g")[0].pilot.id)
-        c.let_go().ready().wait(1).ready()
-    assert c.failure("g").kind is FailureKind.POISON
-
-
 def test_library_killed_for_memory_of_another_is_no_evidence(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("hog", context="a").call("good", context="b").ready()

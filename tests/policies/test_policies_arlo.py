@@ -226,35 +226,6 @@ def test_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any) -
     t.run()
 
 
-def test_last_library_of_the_longest_runtime_stays(family: Any) -> None:
-    t = family(period_s=5.0)
-    t.pilot("p1", devices=3)
-    t.ask("first", tokens=256).run()
-    for second in range(60):
-        t.many(3, tokens=20, name=f"s{second}", run_s=0.5)
-        t.run(until=t.now + 1.0)
-    assert t.hot()["r256"] == 1
-    t.ask("long", tokens=200).run(until=t.now + 3.0)
-    assert t.ended["long"].ok
-
-
-def test_remaining_devices_are_planned_at_once(family: Any) -> None:
-    t = family(out_of_service=0.5)
-    t.pilot("p1")
-    t.ask("first", tokens=256).run()
-    t.pilot("p2")
-    t.pilot("p3")
-    for second in range(40):
-        t.many(4, tokens=20, name=f"s{second}")
-        t.run(until=t.now + 1.0)
-    assert t.hot() == {"r256": 1, "r64": 2}
-    t.kill(next(x.pilot.id for x in t.core.state.libraries.values() if x.context.recipe.key == "r256"))
-    t.ask("long", tokens=200)
-    t.run(until=t.now + 5.0)
-    assert t.hot() == {"r256": 1, "r64": 1}
-    assert t.ended["long"].ok
-
-
 def test_idle_context_leaves_for_a_runtime_without_an_instance(family: Any) -> None:
     t = family(out_of_service=0.5, longest_declares="3 GB")
     t.context("other", load_s=1.0, declares="2.5 GB")
@@ -348,10 +319,6 @@ def test_requests_that_fit_no_other_runtime_are_demoted() -> None:
     short, long = demand(160, request_s=0.001), demand(0, request_s=0.002)
     assert allocation_cost_s((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
     assert allocate(2, [short, long]).instances == (1, 1)
-
-
-def test_longest_runtime_always_has_an_instance() -> None:
-    assert allocate(5, [demand(300, request_s=0.001), demand(0, request_s=0.004)]).instances == (4, 1)
 
 
 def test_shortage_of_devices_returns_the_number_of_filled_runtimes() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -23,14 +22,8 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import CallProgress, FailureKind, Features, Objective
 from stoker.protocol.show_status import render
-from stoker.protocol.to_manager import DefineFunction
 
 Make = Callable[..., Cluster]
-
-
-def test_every_idle_device_is_used_before_the_first_measurement(cluster: Make) -> None:
-    c = cluster(pilots=5).define(recipe("a")).calls(3, context="a")
-    assert c.lives_on("a") == ["p1", "p2", "p3"]
 
 
 def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
@@ -48,19 +41,6 @@ def test_advice_from_history_counts_until_the_first_measurement(cluster: Make) -
     c.calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p2"]  # the calls take 30 s on one library or 15 s on two
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
-
-
-def test_short_calls_of_another_function_do_not_count(cluster: Make) -> None:
-    c = cluster(pilots=1).call("quick")
-    c.hot(run_s=0.001, load_s=1.0).join("p2").forget()
-    c.tell("ana", DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
-    c.calls(4, function="slow").wait(5)
-    assert c.lives_on() == ["p1", "p2"]
-
-
-def test_slow_start_makes_no_more_libraries_than_calls(cluster: Make) -> None:
-    c = cluster(pilots=4).define(recipe("a", slots=4)).calls(6, context="a")
-    assert len(c.lives_on("a")) == 2
 
 
 def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -> None:
@@ -145,30 +125,6 @@ def test_starving_context_gets_devices_of_the_largest_holder(cluster: Make) -> N
     assert c.ended["b1"].ok
 
 
-def test_two_queues_alternate_on_one_device(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
-    c.calls(50, context="a").ready().calls(50, context="b")
-    turns = []
-    for _ in range(60):
-        c.wait(1)
-        for library in list(c.core.state.libraries.values()):
-            if library.held:
-                c.end(*[c.names[id] for id in library.held], run_s=1.0)
-            if library.state is LibraryState.STOPPING:
-                c.die(library, failure=None)
-        c.ready()
-        turns += [x.context.recipe.key for x in c.core.state.libraries.values()]
-    changes = sum(a != b for a, b in pairwise(turns))
-    assert 3 <= changes <= 6  # the two contexts alternate on the device every ten seconds
-
-
-def test_wide_context_gets_devices_of_one_pilot(cluster: Make) -> None:
-    c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="8 GB"), recipe("wide", memory="8 GB", devices=2))
-    c.call("1", context="a").ready().end("1").call("2", context="wide")
-    c.die(c.library(context="a"), failure=None).ready().end("2")
-    assert c.ended["2"].ok
-
-
 def test_wide_context_gets_near_devices_of_one_kind(cluster: Make) -> None:
     kinds, islands = ("A10", "H100", "A10", "H100", "H100"), (1, 1, 2, 2, 1)
     there = tuple(
@@ -195,28 +151,6 @@ def test_library_ends_with_one_of_its_devices(cluster: Make) -> None:
     assert lost not in c.library(context="wide").devices
 
 
-def test_wait_of_a_context_for_a_disconnected_pilot_is_bounded(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a", memory="8 GB")).call("1", context="a").ready().end("1")
-    home = c.lives_on("a")[0]
-    c.cut(home).call("2", context="a").wait(10)
-    assert len(c.lives_on("a")) == 2
-
-
-def test_queue_that_shrinks_and_grows_is_examined_again(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a"))
-    c.call("x", context="a").hot(context="a", run_s=1.0, load_s=10.0).calls(100, context="a").join("p2", "p3")
-    held = len(c.lives_on("a"))
-    assert held == 3
-    for pilot in ("p2", "p3"):
-        c.lose(pilot)
-    while len(c.waiting("a")) > 5:
-        c.end(*c.held(context="a"), run_s=1.0)
-    c.core.state.timers.clear()  # the new pilot must cause the load, not a timer
-    c.by_hand = True
-    c.join("p4").forget().calls(30, context="a")
-    assert c.lives_on("a") == ["p1", "p4"]
-
-
 @pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
 def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies: Callable[[], Policies]) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
@@ -227,13 +161,6 @@ def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies:
     assert c.lives_on("a") == ["p1"]
     c.join("p2", of=devices(1), ends_in_s=600.0).wait(1)
     assert c.lives_on("b") == ["p2"]
-
-
-def test_no_more_libraries_are_evicted_while_room_is_being_made(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
-    c.calls(2, context="a").ready().end("1", "2").call("b1", context="b").wait(5)
-    states = sorted(x.state.value for x in c.context("a").libraries.values())
-    assert states == ["ready", "stopping"]
 
 
 def test_library_keeps_its_device_until_its_load_has_paid_off(cluster: Make) -> None:
@@ -300,13 +227,6 @@ def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, pol
     assert places(c, "m") == ["cuda:0"]
     assert places(c, "n") == []  # context n waits for the GPU
     assert places(c, "host") == ["cpu:0"]
-
-
-def test_context_without_kinds_never_uses_spare_cores(cluster: Make) -> None:
-    c = cluster().join("p1", of=mixed()).define(recipe("a", device_memory_bytes=20 * GB)).call("first", context="a")
-    c.hot(context="a", run_s=60.0, load_s=1.0).calls(40, context="a").wait(100).call("bare").wait(100)
-    assert places(c, "a") == ["cuda:0"]
-    assert not any(x.devices[0].facts.spare for x in c.core.state.libraries.values())
 
 
 @pytest.mark.parametrize(("kinds", "first"), [(("NVIDIA", "cpu"), "cuda:0"), (("cpu", "NVIDIA"), "cpu:0")])

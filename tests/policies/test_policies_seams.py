@@ -65,29 +65,6 @@ def test_failing_member_ends_the_gang_once(toy: Make) -> None:
     assert t.ended["c"].ok
 
 
-@pytest.mark.parametrize("make", [stubs.policies, lambda: stubs.policies(dispatch=stubs.Elastic())])
-def test_two_gangs_do_not_wait_for_each_other_forever(toy: Make, make: Callable[[], object]) -> None:
-    t = toy(policies=make)
-    t.pilot("p1", devices=4)
-    t.context("a").call("w1", "w2", "w3", "w4", context="a", gang=(1, 1)).run()
-    t.call("g1", context="a", gang=(3, 3), run_s=2.0).call("g2", context="a", gang=(3, 3), run_s=2.0)
-    t.call("c1", "c2", context="a").run()
-    first, second = starts(t, "g1"), starts(t, "g2")
-    assert len(first) == len(second) == 3
-    assert abs(first[0][0] - second[0][0]) >= 2.0
-
-
-def test_library_that_just_became_full_joins_no_gang(toy: Make) -> None:
-    t = toy()
-    t.pilot("p1", devices=2)
-    t.context("a", slots=2).call("w1", "w2", "w3", "w4", context="a").run()
-    t.call("l1", "l2", "l3", "l4", context="a", run_s=5.0).call("c1", "c2", context="a").call(
-        "g", context="a", gang=(2, 2)
-    )
-    t.run()
-    assert all(end.ok for end in t.ended.values())
-
-
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_two_gangs_that_need_the_same_devices_both_run(toy: Make, first: str) -> None:
     t = toy()
@@ -294,13 +271,6 @@ def test_free_libraries_with_several_slots_share_waiting_calls(cluster: MakeClus
     assert c.held("p1", "a") == ["c3", "c6"]  # a single call is sent to the least loaded library
     c.calls(20, context="a")
     assert [len(c.held(name, "a")) for name in ("p3", "p1", "p2")] == [4, 4, 4]
-
-
-def test_requeued_calls_are_offered_in_the_order_of_the_policy(cluster: MakeCluster) -> None:
-    c = hot(cluster, ColdestFirst()).call("c1", context="a")
-    assert c.held("p3", "a") == ["c1"]  # the policy placed the call alone
-    c.lose("p3")
-    assert c.held("p2", "a") == ["c1"]
 
 
 def test_policy_without_single_call_placement_is_not_queried(cluster: MakeCluster) -> None:

@@ -169,21 +169,6 @@ def test_random_sends_calls_to_random_libraries() -> None:
     assert max(random) < 0.3 * 200
 
 
-def test_random_loads_on_random_devices() -> None:
-    chosen = set()
-    for name in "abcdef":
-        pool = SourceModel("pool", "gpu", capacity=10, max_blocks=10, init_blocks=10, keep_pending=10)
-        context = model()
-        small = World(
-            devices={"gpu": DeviceKind(Size(24 * GB))}, sources=(pool,), contexts={name: context},
-            delays=world(pool, context).delays,
-        )  # fmt: skip
-        run, _ = simulate("random", small, [Arrival(5.0, name)])
-        started = zip(run.log.pilot, run.log.what, strict=True)
-        chosen |= {pilot for pilot, what in started if what == Happened.LIBRARY_STARTED}
-    assert len(chosen) >= 3
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_replayed_events_lead_to_equal_decisions(cluster: Make, name: str) -> None:
     here = cluster(policies=policy(name).make).define(recipe("a", memory="3 GB"), recipe("b", memory="5 GB"))

@@ -78,16 +78,6 @@ def test_two_models_share_a_device_once_their_caches_are_known(lab: Lab) -> None
     assert (lab.promised(), lab.promised("b")) == ([pytest.approx(5.25)], [pytest.approx(5.25)])
 
 
-def test_later_load_reserves_the_reported_memory(lab: Lab) -> None:
-    lab.ask("x").loads()
-    lab.offered()
-    lab.end("x").wait(2.0)
-    assert lab.hears("p1", to_pilot.StopLibrary)
-    lab.forget()
-    lab.ask("y")
-    assert lab.loads() == pytest.approx(5.25)
-
-
 def test_measured_weights_count_if_they_are_larger(lab: Lab) -> None:
     lab.ask("x").loads(measured=6.0)
     assert lab.offered() == ("x", pytest.approx(6 + 1 * 1.25))

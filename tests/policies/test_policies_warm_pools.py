@@ -23,7 +23,6 @@ from stoker.manager.policies.prompt_tuner.scheduling import (
     PoolJob,
     Promise,
     Walk,
-    by_deadline,
 )
 
 
@@ -105,11 +104,6 @@ def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
 
 
-def test_allotment_never_exceeds_the_devices(allot: Allot) -> None:
-    assert allot([job(1, 60.0, 100.0)], Pool(idle=1), now=0.0) == {}
-    assert allot([job(1, 200.0, 100.0)], Pool(idle=0), now=0.0) == {}
-
-
 def test_deadline_becomes_nearer_while_a_job_waits(allot: Allot) -> None:
     late = job(1, 200.0, 100.0)
     assert allot([late], Pool(idle=4), now=50.0) == {1: 1}
@@ -173,10 +167,6 @@ def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot,
     assert allot([waiting, job(2, 400.0, 100.0)], coming, now=1.0) == {}
     come = Pool(idle=3, promised=(Promise(1, 2, beside=1, here=2),), cold_s=20.0)
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
-
-
-def test_unreserved_devices_are_available_to_all_jobs(allot: Allot) -> None:
-    assert allot([job(2, 400.0, 100.0)], Pool(idle=1, promised=(Promise(1, 2, beside=1),)), now=0.0) == {2: 1}
 
 
 def test_job_that_no_load_can_help_waits_for_returned_devices(order: Order) -> None:
@@ -248,38 +238,6 @@ jobs = some.lists(
 )  # fmt: skip
 busy = some.lists(some.floats(0.0, 400.0), max_size=8).map(tuple)
 pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60.0))
-
-
-@given(jobs, some.integers(0, 12), busy)
-def test_idle_devices_suffice_and_feasible_jobs_are_in_time(
-    waiting: list[PoolJob], idle: int, coming: tuple[float, ...]
-) -> None:
-    found = quick_allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
-    assert sum(found.values()) <= idle
-    by_id = {each.id: each for each in waiting}
-    for id, count in found.items():
-        one = by_id[id]
-        in_time = one.deadline_at and one.run_s[count - 1] <= one.deadline_at
-        assert in_time or one.will_miss_deadline(0.0) or not one.deadline_at
-        assert not in_time or count == 1 or one.run_s[count - 2] > one.deadline_at, "one fewer would have done"
-    left = idle - sum(found.values())
-    hopeful = [each for each in by_deadline(waiting) if each.id not in found and each.deadline_at]
-    assert not any(each.fewest(begins_at=0.0, most=left) for each in hopeful)
-
-
-@given(jobs, some.integers(0, 12), busy, some.integers(0, 16), some.floats(0.0, 60.0))
-def test_ordered_replicas_arrive_and_make_their_job_punctual(
-    waiting: list[PoolJob], idle: int, coming: tuple[float, ...], cold: int, cold_s: float
-) -> None:
-    pool = Pool(idle=idle, busy=coming, cold_s=cold_s)
-    ordered = quick_order({"a": waiting}, {"a": pool}, cold=cold, now=0.0).get("a", {})
-    assert sum(promise.replicas for promise in ordered.values()) <= cold
-    assert sum(promise.beside for promise in ordered.values()) <= idle
-    by_id = {each.id: each for each in waiting}
-    for id, promise in ordered.items():
-        assert promise.replicas >= 1
-        run_s = by_id[id].run_s[promise.replicas + promise.beside - 1]
-        assert cold_s + run_s <= by_id[id].deadline_at
 
 
 @given(jobs, pools, some.lists(some.integers(1, 3), max_size=4), some.floats(0.0, 400.0))

@@ -96,15 +96,6 @@ def test_idle_warm_replicas_are_used_and_only_missing_ones_warmed(lab: Make) -> 
     assert t.ended_at["j"] <= began + 55.0
 
 
-def test_ordered_replicas_are_not_ordered_again_in_later_rounds(lab: Make) -> None:
-    t = job(lab(pilots=2), "j", "k", due_in=130.0)
-    for _ in range(40):
-        t.run(until=t.now + 0.25)
-        assert libraries(t) <= 2
-    t.run()
-    assert t.ended_at["k"] <= 130.0
-
-
 def test_promised_replica_is_not_given_to_a_later_job(lab: Make) -> None:
     t = warm(lab(), 1)
     began = t.now
@@ -169,15 +160,6 @@ def test_late_job_with_drop_late_is_dropped_with_its_best_time(lab: Make) -> Non
     assert "deadline is in 20 s" in failure.message
     assert "sooner than in 37 s" in failure.message, "10 s to load on four, 2 to meet, 25 to run"
     assert t.ended_at["lost"] < 1.0
-
-
-def test_job_with_drop_late_does_not_start_late_on_idle_devices(lab: Make) -> None:
-    t = job(lab(), "first").run()
-    t = job(t, "lost", due_in=5.0, drop_late=True).run()
-    assert t.ended["first"].ok
-    failure = t.ended["lost"].failure
-    assert failure.kind is FailureKind.DROPPED
-    assert not starts(t, "lost")
 
 
 def test_job_with_a_past_deadline_is_an_ordinary_late_job(lab: Make) -> None:
@@ -362,12 +344,6 @@ def test_ordinary_calls_use_devices_that_jobs_leave(lab: Make) -> None:
     began = t.now
     t.call(*(f"d{n}" for n in range(20)), context="a", run_s=0.01).run()
     assert t.now - began < 0.5, "nobody waited for a round"
-
-
-def test_single_calls_with_a_deadline_are_sent_without_a_gang(lab: Make) -> None:
-    t = job(lab(), "c", items=20, due_in=60.0, gang=(1, 1)).run()
-    assert t.ended_at["c"] <= 60.0
-    assert size(t, "c") == 1
 
 
 def test_context_without_deadlines_is_evicted_at_once(lab: Make) -> None:

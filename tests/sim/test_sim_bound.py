@@ -14,7 +14,6 @@ from sim.worlds import NOW, calls, model, simulate, source, world
 
 from benchmarks.baselines.forgetful import OneCallEach
 from benchmarks.baselines.loading import policy
-from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
@@ -24,7 +23,7 @@ from stoker.manager.sim.bound import Bound, Limit, lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
-from stoker.protocol.ids import RecipeKey, make_call_id
+from stoker.protocol.ids import RecipeKey
 from stoker.site import BASELINES, Duration, Size
 
 GB = 1_000_000_000
@@ -92,15 +91,6 @@ def test_bound_equals_a_known_reachable_optimum(name: str) -> None:
         assert simulate(small, arrivals)[1].ended_at == pytest.approx(optimum, abs=1e-3)
 
 
-def test_bound_uses_the_duration_of_each_call() -> None:
-    small, arrivals = world(source(1), model(item_cv=0.8)), calls(60)
-    for seed in (1, 2):
-        stream = Stream(seed, "calls")
-        optimum = 10.0 + sum(stream.factor(make_call_id(client=0, sequence=n), cv=0.8) for n in range(60))
-        assert lower_bound(small, arrivals, seed=seed).ends_at == pytest.approx(optimum, abs=1e-3)
-        assert simulate(small, arrivals, seed=seed)[1].ended_at == pytest.approx(optimum, abs=1e-3)
-
-
 # ---- worlds with a known optimum
 
 
@@ -124,17 +114,17 @@ def test_device_loads_as_many_libraries_at_once_as_it_has_room_for(memory_gb: in
     assert lower_bound(several([1.0], {"a": context, "b": context}), both).ends_at == pytest.approx(optimum, abs=1e-3)
 
 
-def test_calls_of_all_libraries_of_a_device_share_its_speed() -> None:
-    both = [Arrival(0.0, name) for name in "ab" for _ in range(50)]
-    for memory_gb in (4, 8, 16):
-        small = several([1.0], dict.fromkeys("ab", model(memory_gb=memory_gb)))
-        assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 100.0, abs=1e-3)
-
-
 def test_files_read_for_each_call_use_the_shared_storage() -> None:
     context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
     bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))
+
+
+def test_files_already_read_for_another_context_are_cached() -> None:
+    early, late = model(files=FILES, load_s=0.0), model(files=(*FILES, Files("code", Size(GB))), load_s=0.0)
+    small = several([1.0], {"early": early, "late": late}, links=Links(network=Rate(1.0 * GB)))
+    bound = lower_bound(small, [Arrival(0.0, "early"), Arrival(50.0, "late")])
+    assert bound.ends_at == pytest.approx(50.0 + 1.0 + 1.0, abs=1e-3)
 
 
 def test_gangs_and_checkpointing_calls_have_no_bound() -> None:

@@ -20,7 +20,7 @@ from stoker.manager.sim.runs import WorkDone, best_speedup, least_s, parse_compl
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Preempt, SourceModel, World
 from stoker.manager.study.measures import measure
 from stoker.protocol.calls import CallSpec, Features
-from stoker.protocol.ids import LibraryId, make_call_id
+from stoker.protocol.ids import make_call_id
 from stoker.site import Duration, Size
 
 TALKS = replace(NOW, progress_s=Duration(1.0))
@@ -92,19 +92,6 @@ def test_shared_work_before_the_first_item_is_divided(size: int) -> None:
     assert outcome.ended_at == pytest.approx(10.0 + (8.0 + 40.0) / size)
 
 
-def test_policies_see_the_declared_and_not_the_real_duration() -> None:
-    seen: list[Features | None] = []
-
-    class Looks(HottestFirst):
-        def place(self, view: View, call: Call) -> LibraryId | Action | None:
-            seen.append(call.spec.features)
-            return super().place(view, call)
-
-    policies = Policies(Looks(), LoadWhereWanted(), KeepBlocks())
-    Simulation(cluster(2, model()), [gang(2, fixed_s=5.0, items_done=40)], policies).run()
-    assert set(seen) == {Features(items=120, fixed_s=5.0)}
-
-
 def test_gang_runs_at_the_speed_of_its_slowest_member() -> None:
     kinds = {"gpu": GPU, "slow": DeviceKind(Size(24_000_000_000), speed=0.5)}
     pools = tuple(SourceModel(kind, kind, capacity=1, max_blocks=1, init_blocks=1) for kind in kinds)
@@ -133,15 +120,15 @@ def test_ready_member_of_a_gang_waits_for_the_others() -> None:
     assert outcome.ended_at == pytest.approx(17.0 + 60.0)
 
 
+# ---- libraries of several devices
+
+
 def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
     one, other = model(memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
     small = replace(cluster(2, one), contexts={"llm": one, "other": other})
     _, outcome = simulate(small, [gang(2), Arrival(0.0, "other", items=20)])
     # the gang runs at half speed while the other call runs for 40 s
     assert outcome.ended_at == pytest.approx(1.0 + 60.0 + 20.0)
-
-
-# ---- libraries of several devices
 
 
 def test_library_of_several_devices_uses_them_all() -> None:
@@ -218,11 +205,7 @@ def test_evicted_gang_keeps_its_progress_and_libraries() -> None:
     assert Counter(run.log.what)[Happened.LIBRARY_ENDED] == 0
 
 
-def test_single_call_resumes_from_its_last_report() -> None:
-    small = cluster([(0.0, 2), (30.5, 1)], model(), delays=TALKS)
-    _, outcome = simulate(small, [gang(1), gang(1)])
-    # The call on the lost pilot had finished twenty items; the call resumes when the other call ends.
-    assert outcome.ended_at == pytest.approx(130.0 + 100.0, abs=1e-5)
+# ---- random worlds
 
 
 def test_reports_teach_the_core_the_pace_of_gangs() -> None:
@@ -231,18 +214,6 @@ def test_reports_teach_the_core_the_pace_of_gangs() -> None:
     paces = run.core.state.contexts["llm"].paces
     for size in (2, 4):
         assert paces.measured[size][0] == pytest.approx(1.0 / speedup(size, efficiency=0.9), rel=0.05)
-
-
-def test_two_gangs_that_need_the_same_devices_run_in_sequence() -> None:
-    first, second = model(memory_gb=20, load_s=6.0, load_cv=0.3), model(memory_gb=8, load_s=0.5)
-    small = replace(cluster(3, first), contexts={"llm": first, "other": second})
-    run, outcome = simulate(small, [gang(3), replace(gang(3, at_s=1.0), context="other")], until_s=400.0)
-    assert outcome.complete
-    # The first gang keeps its loaded libraries while its other libraries load.
-    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 6
-
-
-# ---- random worlds
 
 
 @st.composite

@@ -156,17 +156,6 @@ def linear() -> StepTimes:
     return times_of([*prefill, *decode])
 
 
-def test_long_prompt_is_read_in_parts_between_decode_steps() -> None:
-    steps: list[bool] = []
-    first, second = batch_run(
-        linear(), SMALL_LIMITS, [TimedRequest(0.0, 16, 9), TimedRequest(0.016, 128, 1)],
-        took=lambda step, _: steps.append(step.prefill),
-    )  # fmt: skip
-    assert steps[:5] == [True, False, True, False, True]
-    assert second.ended_at == second.first_at == pytest.approx(0.016 + 2 * (0.011 + 0.064))
-    assert first.ended_at > second.ended_at
-
-
 def test_request_that_can_never_run_is_refused() -> None:
     with pytest.raises(ValueError, match="key-value cache"):
         batch_run(linear(), BatchLimits(cache_tokens=64), [TimedRequest(0.0, 100, 100)])
