@@ -9,30 +9,11 @@ from conformance.shell import Loads, Shell
 
 from stoker.contexts.recipe import Needs, ObjectRef
 from stoker.pilot.core.memory import PROSPECT_S
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot as order
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId
-from stoker.protocol.to_manager import (
-    CallEvicted,
-    CallsEnded,
-    CallsReturned,
-    LibraryGone,
-    LibraryReady,
-    LibraryResized,
-    ObjectsHere,
-    PilotLeaving,
-    WantObjects,
-)
-from stoker.protocol.to_pilot import (
-    CancelCalls,
-    EvictCall,
-    Exit,
-    FetchObject,
-    ResizeLibrary,
-    StartLibrary,
-    StopLibrary,
-    TakeBack,
-)
 
 AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
 
@@ -83,7 +64,7 @@ def library_starts_runs_calls_and_ends(pilot: Shell) -> None:
     pilot.run(library, calls)
     pilot.end(library, calls)
     pilot.stop(library)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert (gone.failure, gone.loading, gone.running, gone.unstarted) == (None, False, (), ())
 
 
@@ -92,12 +73,12 @@ def repeated_start_order_starts_one_library(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.AT_ONCE)
     library = pilot.start(recipe=recipe)
     pilot.start(recipe=recipe, again=library)
-    pilot.expect(LibraryReady, library=library)
-    pilot.silent(LibraryReady, library=library)
+    pilot.expect(say.LibraryReady, library=library)
+    pilot.silent(say.LibraryReady, library=library)
     pilot.stop(library)
-    pilot.expect(LibraryGone, library=library)
-    pilot.say(StartLibrary(library, recipe, (pilot.device(0)[0],)))  # type: ignore[arg-type]
-    pilot.silent(LibraryReady, library=library)
+    pilot.expect(say.LibraryGone, library=library)
+    pilot.say(order.StartLibrary(library, recipe, (pilot.device(0)[0],)))  # type: ignore[arg-type]
+    pilot.silent(say.LibraryReady, library=library)
     assert pilot.hello().libraries == ()
 
 
@@ -105,7 +86,7 @@ def repeated_start_order_starts_one_library(pilot: Shell) -> None:
 def library_larger_than_the_device_is_refused(pilot: Shell) -> None:
     _, size = pilot.device(0)
     library = pilot.start(device_memory_bytes=size + 1)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
 
@@ -115,7 +96,7 @@ def ended_library_frees_its_memory(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first = pilot.ready(device_memory_bytes=size)
     pilot.stop(first)
-    pilot.expect(LibraryGone, library=first)
+    pilot.expect(say.LibraryGone, library=first)
     pilot.ready(device_memory_bytes=size)
 
 
@@ -128,10 +109,10 @@ def library_waits_for_the_end_of_the_one_it_replaces(pilot: Shell) -> None:
     pilot.begins(calls[0])
     pilot.stop(first)
     second = pilot.start(device_memory_bytes=size)
-    pilot.silent(LibraryReady, library=second)
+    pilot.silent(say.LibraryReady, library=second)
     pilot.end(first, calls)
-    pilot.expect(LibraryGone, library=first)
-    pilot.expect(LibraryReady, library=second)
+    pilot.expect(say.LibraryGone, library=first)
+    pilot.expect(say.LibraryReady, library=second)
 
 
 @sequence(taskvine=_NO_TIME)
@@ -139,9 +120,9 @@ def load_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     pilot.ready(device_memory_bytes=size)
     second = pilot.start(device_memory_bytes=size)
-    pilot.silent(LibraryGone, library=second, due_in_s=PROSPECT_S)
+    pilot.silent(say.LibraryGone, library=second, due_in_s=PROSPECT_S)
     pilot.wait(1.2)
-    gone = pilot.expect(LibraryGone, library=second)
+    gone = pilot.expect(say.LibraryGone, library=second)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, True)
     assert "no library on the device will end or shrink" in gone.failure.message
@@ -150,7 +131,7 @@ def load_without_room_is_refused_after_a_second(pilot: Shell) -> None:
 @sequence()
 def failing_loader_ends_its_library(pilot: Shell) -> None:
     library = pilot.start(Loads.FAILS)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
 
@@ -159,7 +140,7 @@ def failing_loader_ends_its_library(pilot: Shell) -> None:
 def load_that_exceeds_its_time_limit_is_ended(pilot: Shell) -> None:
     library = pilot.start(Loads.NEVER)
     pilot.wait(1.0)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
     assert "did not load within" in gone.failure.message
@@ -169,7 +150,7 @@ def load_that_exceeds_its_time_limit_is_ended(pilot: Shell) -> None:
 def stopped_load_ends_without_a_failure(pilot: Shell) -> None:
     library = pilot.start(Loads.WHEN_LET)
     pilot.stop(library)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert (gone.failure, gone.loading) == (None, True)
 
 
@@ -181,18 +162,18 @@ def library_waits_for_its_objects(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.FILES)
     (ref,) = recipe.objects
     library = pilot.start(recipe=recipe)
-    pilot.expect(WantObjects, objects=(ref,))
-    pilot.silent(LibraryReady, library=library)
-    pilot.say(FetchObject(ref, origin=True))
+    pilot.expect(say.WantObjects, objects=(ref,))
+    pilot.silent(say.LibraryReady, library=library)
+    pilot.say(order.FetchObject(ref, origin=True))
     pilot.arrive(ref)
-    (arrival,) = pilot.expect(ObjectsHere).arrivals
+    (arrival,) = pilot.expect(say.ObjectsHere).arrivals
     assert (arrival.name, arrival.origin_bytes) == (ref.name, ref.size_bytes)
-    pilot.expect(LibraryReady, library=library)
+    pilot.expect(say.LibraryReady, library=library)
     pilot.hello()
     pilot.unread.clear()
     again = pilot.recipe(Loads.AT_ONCE)
     pilot.ready(recipe=msgspec.structs.replace(again, objects=(ref,)), device=1)
-    pilot.silent(WantObjects, objects=(ref,))
+    pilot.silent(say.WantObjects, objects=(ref,))
 
 
 @sequence(taskvine=_OWN_FILES)
@@ -200,9 +181,9 @@ def object_without_a_source_ends_the_load(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.FILES)
     (ref,) = recipe.objects
     library = pilot.start(recipe=recipe)
-    pilot.expect(WantObjects, objects=(ref,))
-    pilot.say(FetchObject(ref))
-    gone = pilot.expect(LibraryGone, library=library)
+    pilot.expect(say.WantObjects, objects=(ref,))
+    pilot.say(order.FetchObject(ref))
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert gone.loading
     assert ref.name in gone.failure.message
@@ -212,7 +193,7 @@ def object_without_a_source_ends_the_load(pilot: Shell) -> None:
 def wait_for_snapshots_is_limited(pilot: Shell) -> None:
     library = pilot.start(snapshots={"bf16": ObjectRef("snapshot", 1000)}, snapshot_wait_s=0.2)
     pilot.wait(0.3)
-    pilot.expect(LibraryReady, library=library)
+    pilot.expect(say.LibraryReady, library=library)
 
 
 # ---- calls
@@ -223,12 +204,12 @@ def calls_of_a_loading_library_wait_and_can_be_returned(pilot: Shell) -> None:
     library = pilot.start(Loads.WHEN_LET)
     one, two, three, four = calls = pilot.new_calls(4)
     pilot.run(library, calls)
-    pilot.say(TakeBack(library, 2))
+    pilot.say(order.TakeBack(library, 2))
     pilot.expect_returned(library, [four, three])
-    pilot.say(CancelCalls(library, (one,)))
+    pilot.say(order.CancelCalls(library, (one,)))
     pilot.expect_returned(library, [one])
     pilot.let_load(library)
-    pilot.expect(LibraryReady, library=library)
+    pilot.expect(say.LibraryReady, library=library)
     pilot.end(library, [two])
 
 
@@ -238,7 +219,7 @@ def waiting_calls_are_returned_newest_first(pilot: Shell) -> None:
     one, two, three = calls = pilot.new_calls(3)
     pilot.run(library, calls)
     pilot.begins(one)
-    pilot.say(TakeBack(library, 5))
+    pilot.say(order.TakeBack(library, 5))
     pilot.expect_returned(library, [three, two])
     pilot.end(library, [one])
 
@@ -249,7 +230,7 @@ def returned_call_can_be_sent_again(pilot: Shell) -> None:
     one, two = calls = pilot.new_calls(2)
     pilot.run(library, calls)
     pilot.begins(one)
-    pilot.say(CancelCalls(library, (two,)))
+    pilot.say(order.CancelCalls(library, (two,)))
     pilot.expect_returned(library, [two])
     pilot.run(library, [two])
     pilot.end(library, calls)
@@ -263,14 +244,14 @@ def repeated_call_runs_once(pilot: Shell) -> None:
     pilot.owed[calls[0]] -= 1
     pilot.settle()
     pilot.end(library, calls)
-    pilot.silent(CallsEnded)
+    pilot.silent(say.CallsEnded)
 
 
 @sequence()
 def unknown_cancelled_calls_are_returned(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.owed.update(calls)
-    pilot.say(CancelCalls(library, tuple(calls)))
+    pilot.say(order.CancelCalls(library, tuple(calls)))
     pilot.expect_returned(library, calls)
 
 
@@ -278,12 +259,12 @@ def unknown_cancelled_calls_are_returned(pilot: Shell) -> None:
 def calls_for_an_unknown_library_are_refused(pilot: Shell) -> None:
     library, calls = pilot.new_library(), pilot.new_calls(2)
     pilot.run(library, calls[:1])
-    assert "is not on this pilot" in pilot.expect(CallsReturned, library=library).refused
-    pilot.say(TakeBack(library, 1))
-    pilot.say(CancelCalls(library, (calls[1],)))
-    pilot.silent(CallsReturned)
-    pilot.say(StopLibrary(library, "enough"))
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert "is not on this pilot" in pilot.expect(say.CallsReturned, library=library).refused
+    pilot.say(order.TakeBack(library, 1))
+    pilot.say(order.CancelCalls(library, (calls[1],)))
+    pilot.silent(say.CallsReturned)
+    pilot.say(order.StopLibrary(library, "enough"))
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
 
 
 @sequence()
@@ -297,7 +278,7 @@ def draining_library_ends_its_call_and_takes_no_other(pilot: Shell) -> None:
     pilot.run(library, [three])
     assert "about to end" in pilot.expect_returned(library, [three]).refused
     pilot.end(library, [one])
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
 
 
 @sequence()
@@ -307,7 +288,7 @@ def killed_library_lists_running_and_waiting_calls(pilot: Shell) -> None:
     pilot.run(library, calls)
     pilot.begins(one)
     pilot.stop(library, drain=False)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert (gone.failure, gone.running, gone.unstarted) == (None, (one,), (two,))
 
 
@@ -318,7 +299,7 @@ def dead_process_lists_running_and_waiting_calls(pilot: Shell) -> None:
     pilot.run(library, calls)
     pilot.begins(one)
     pilot.die(library)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
     assert (gone.running, gone.unstarted) == ((one,), (two,))
@@ -331,17 +312,17 @@ def call_is_stopped_alone_or_with_its_library(pilot: Shell) -> None:
     pilot.say_together(*pilot.orders(library, [one], limit_s=0.5), *pilot.orders(library, [two]))
     pilot.begins(one)
     pilot.wait(1.0)
-    (end,) = pilot.expect(CallsEnded, library=library).ends
+    (end,) = pilot.expect(say.CallsEnded, library=library).ends
     assert end.failure is not None
     assert (end.call, end.failure.kind) == (one, FailureKind.TIMEOUT)
     pilot.end(library, [two])
-    pilot.silent(LibraryGone)
+    pilot.silent(say.LibraryGone)
     pilot.ignores_stops(library, deaf)
     pilot.run(library, [deaf, unbegun])
     pilot.begins(deaf)
-    pilot.say(CancelCalls(library, (deaf,), running=True))
+    pilot.say(order.CancelCalls(library, (deaf,), running=True))
     pilot.expect_returned(library, [unbegun])
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.running) == (FailureKind.CANCELLED, (deaf,))
 
@@ -351,10 +332,10 @@ def cancelled_running_call_leaves_its_library_running(pilot: Shell) -> None:
     library, (one, two) = pilot.ready(), pilot.new_calls(2)
     pilot.run(library, [one, two])
     pilot.begins(one)
-    pilot.say(CancelCalls(library, (one,), running=True))
-    assert pilot.expect(CallEvicted, library=library).progress.call == one
+    pilot.say(order.CancelCalls(library, (one,), running=True))
+    assert pilot.expect(say.CallEvicted, library=library).progress.call == one
     pilot.end(library, [two])
-    pilot.silent(LibraryGone)
+    pilot.silent(say.LibraryGone)
 
 
 @sequence(taskvine=_NO_EVICTION)
@@ -362,12 +343,12 @@ def evicted_call_that_returns_is_not_cancelled(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
-    pilot.say(CancelCalls(library, (call,), running=True, grace_s=1.0))
-    pilot.expect(CallEvicted, library=library)
+    pilot.say(order.CancelCalls(library, (call,), running=True, grace_s=1.0))
+    pilot.expect(say.CallEvicted, library=library)
     pilot.run(library, [call])
     pilot.wait(1.3)
     pilot.end(library, [call])
-    pilot.silent(LibraryGone)
+    pilot.silent(say.LibraryGone)
 
 
 @sequence(taskvine=_NO_EVICTION)
@@ -375,8 +356,8 @@ def running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
-    pilot.say(EvictCall(library, call))
-    assert pilot.expect(CallEvicted, library=library).progress.call == call
+    pilot.say(order.EvictCall(library, call))
+    assert pilot.expect(say.CallEvicted, library=library).progress.call == call
 
 
 @sequence()
@@ -384,8 +365,8 @@ def reservation_grows_and_shrinks(pilot: Shell) -> None:
     _, size = pilot.device(0)
     library = pilot.ready(device_memory_bytes=size // 2)
     for wanted in (size, size // 4):
-        pilot.say(ResizeLibrary(library, wanted))
-        assert pilot.expect(LibraryResized, library=library).device_memory_bytes == wanted
+        pilot.say(order.ResizeLibrary(library, wanted))
+        assert pilot.expect(say.LibraryResized, library=library).device_memory_bytes == wanted
     assert [facts.reserved_bytes for facts in pilot.hello().libraries] == [size // 4]
 
 
@@ -398,8 +379,8 @@ def _declared(pilot: Shell, memory_bytes: int) -> LibraryId:
 def growth_waits_for_a_shrink(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
-    pilot.say_together(ResizeLibrary(second, size // 4 * 3), ResizeLibrary(first, size // 4))
-    resized = [pilot.expect(LibraryResized) for _ in range(2)]
+    pilot.say_together(order.ResizeLibrary(second, size // 4 * 3), order.ResizeLibrary(first, size // 4))
+    resized = [pilot.expect(say.LibraryResized) for _ in range(2)]
     assert [(each.library, each.device_memory_bytes) for each in resized] == [
         (first, size // 4), (second, size // 4 * 3),
     ]  # fmt: skip
@@ -409,10 +390,10 @@ def growth_waits_for_a_shrink(pilot: Shell) -> None:
 def growth_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     _, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
-    pilot.say(ResizeLibrary(second, size))
-    pilot.silent(LibraryResized, library=second, due_in_s=PROSPECT_S)
+    pilot.say(order.ResizeLibrary(second, size))
+    pilot.silent(say.LibraryResized, library=second, due_in_s=PROSPECT_S)
     pilot.wait(1.2)
-    resized = pilot.expect(LibraryResized, library=second)
+    resized = pilot.expect(say.LibraryResized, library=second)
     assert (resized.device_memory_bytes, resized.ordered_bytes) == (size // 4, size)
 
 
@@ -429,7 +410,7 @@ def hello_describes_the_state_before_unacknowledged_frames(pilot: Shell) -> None
     pilot.keep_acks()
     pilot.end(first, [one])
     pilot.die(second)
-    pilot.expect(LibraryGone, library=second)
+    pilot.expect(say.LibraryGone, library=second)
     hello = pilot.hello(welcome=False)
     assert pilot.held(hello, first) == (one, two), "the manager has not acknowledged the first call's end"
     assert pilot.held(hello, second) == (three,)
@@ -470,15 +451,15 @@ def draining_pilot_finishes_running_calls_and_leaves(pilot: Shell) -> None:
     one, two, three = pilot.new_calls(3)
     pilot.run(library, [one, two])
     pilot.begins(one)
-    pilot.say(Exit("bye", drain=True))
+    pilot.say(order.Exit("bye", drain=True))
     pilot.expect_returned(library, [two])
     pilot.run(library, [three])
     pilot.expect_returned(library, [three])
-    pilot.silent(PilotLeaving)
+    pilot.silent(say.PilotLeaving)
     pilot.end(library, [one])
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
     assert pilot.exit_code() == 0
-    assert pilot.expect(PilotLeaving).loss is None
+    assert pilot.expect(say.PilotLeaving).loss is None
 
 
 @sequence(ends_pilot=True)
@@ -486,10 +467,10 @@ def pilot_ordered_to_exit_leaves_at_once(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, calls)
     pilot.begins(calls[0])
-    pilot.say(Exit("bye"))
-    assert pilot.expect(LibraryGone, library=library).running == tuple(calls)
+    pilot.say(order.Exit("bye"))
+    assert pilot.expect(say.LibraryGone, library=library).running == tuple(calls)
     assert pilot.exit_code() == 0
-    pilot.expect(PilotLeaving)
+    pilot.expect(say.PilotLeaving)
 
 
 @sequence(ends_pilot=True, simulator=_NO_SIGNAL)
@@ -499,9 +480,9 @@ def signalled_pilot_reports_why_it_leaves(pilot: Shell) -> None:
     pilot.begins(calls[0])
     pilot.signal()
     pilot.end(library, calls)
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
     assert pilot.exit_code() == 0
-    assert pilot.expect(PilotLeaving).loss is LossReason.SIGNALLED
+    assert pilot.expect(say.PilotLeaving).loss is LossReason.SIGNALLED
 
 
 @sequence(
@@ -513,4 +494,4 @@ def signalled_pilot_reports_why_it_leaves(pilot: Shell) -> None:
 def pilot_drains_before_its_walltime_ends(pilot: Shell) -> None:
     pilot.wait(2.5)
     assert pilot.exit_code() == 0
-    pilot.expect(PilotLeaving)
+    pilot.expect(say.PilotLeaving)

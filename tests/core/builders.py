@@ -9,23 +9,7 @@ from typing import Any, TypeVar
 from core.desk import SESSION, Desk
 
 from stoker.contexts.recipe import BARE, Needs, Recipe
-from stoker.manager.core.events import (
-    AdviceArrived,
-    Command,
-    ContextAdvice,
-    CostAdvice,
-    EndManager,
-    FromClient,
-    FromPilot,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    SessionDefined,
-    SetTimer,
-    TimerFired,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core import events
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -67,7 +51,7 @@ class Cluster(Desk):
         self._received: dict[str, int] = {}
         self._frames: dict[str, int] = {}
         self._facts: dict[str, say.PilotHello] = {}
-        self.others: list[Command] = []
+        self.others: list[events.Command] = []
         self.client("ana")
 
     # ---- events
@@ -95,7 +79,7 @@ class Cluster(Desk):
         return self
 
     def sources(self, *sources: Source) -> Cluster:
-        self.event(SessionDefined(sources))
+        self.event(events.SessionDefined(sources))
         self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
         self.hears("factory", to_client.KnownBlocks)
         return self
@@ -127,27 +111,27 @@ class Cluster(Desk):
         return self.call(*(str(len(self.ids) + n + 1) for n in range(count)), **how)
 
     def tell(self, client: str, *messages: Any, numbered: bool = True) -> Cluster:
-        self._post(self.give(FromClient(client, self._number(client, numbered), list(messages))))  # type: ignore[arg-type]
+        self._post(self.give(events.FromClient(client, self._number(client, numbered), list(messages))))  # type: ignore[arg-type]
         return self
 
     def report(self, pilot: str, *messages: Any, numbered: bool = True) -> Cluster:
-        self._post(self.give(FromPilot(pilot, self._number(pilot, numbered), list(messages))))  # type: ignore[arg-type]
+        self._post(self.give(events.FromPilot(pilot, self._number(pilot, numbered), list(messages))))  # type: ignore[arg-type]
         return self
 
     def event(self, event: Any) -> Cluster:
         self._post(self.give(event))
         return self
 
-    def advise(self, key: str, by_kind: dict[str, ContextAdvice], source: str = "history") -> Cluster:
-        return self.event(AdviceArrived(OfContext(RecipeKey(key)), CostAdvice(by_kind), source))
+    def advise(self, key: str, by_kind: dict[str, events.ContextAdvice], source: str = "history") -> Cluster:
+        return self.event(events.AdviceArrived(events.OfContext(RecipeKey(key)), events.CostAdvice(by_kind), source))
 
     def cut(self, pilot: str) -> Cluster:
         self.mail.pop(pilot, None)
-        return self.event(PilotCut(pilot))  # type: ignore[arg-type]
+        return self.event(events.PilotCut(pilot))  # type: ignore[arg-type]
 
     def lose(self, pilot: str) -> Cluster:
         self.mail.pop(pilot, None)
-        return self.event(PilotLost(pilot, "silent for 15 s"))  # type: ignore[arg-type]
+        return self.event(events.PilotLost(pilot, "silent for 15 s"))  # type: ignore[arg-type]
 
     def come_back(self, pilot: str, *, acknowledged: int | None = None, **libraries: tuple[str, ...]) -> Cluster:
         """Reconnect a pilot with ready libraries (`lib1=("c1",)`). `acknowledged`: number of the last frame before the
@@ -262,7 +246,7 @@ class Cluster(Desk):
         while timers and min(timers.values()) <= until:
             key = min(timers, key=lambda key: (timers[key], key))
             self.now = max(self.now, timers[key])
-            self.event(TimerFired(key))
+            self.event(events.TimerFired(key))
         self.now = until
         return self
 
@@ -341,20 +325,20 @@ class Cluster(Desk):
             self._frames[peer] = self._frames.get(peer, 0) + 1
         return self._frames[peer] if numbered else 0
 
-    def _post(self, commands: list[Command]) -> None:
+    def _post(self, commands: list[events.Command]) -> None:
         for command in commands:
             match command:
-                case ToPilot(_, to_pilot.Ack()) | ToClient(_, to_client.Ack()) | SetTimer():
+                case events.ToPilot(_, to_pilot.Ack()) | events.ToClient(_, to_client.Ack()) | events.SetTimer():
                     pass
-                case ToClient(_, to_client.ClientWelcome(again=False)):
+                case events.ToClient(_, to_client.ClientWelcome(again=False)):
                     pass
-                case ToClient(client, to_client.Results() as results):
+                case events.ToClient(client, to_client.Results() as results):
                     self._results(client, results)
-                case ToPilot(peer, message):
+                case events.ToPilot(peer, message):
                     self.mail.setdefault(peer, deque()).append(message)
-                case ToClient(peer, message):
+                case events.ToClient(peer, message):
                     self.mail.setdefault(peer, deque()).append(message)
-                case EndManager(reason):
+                case events.EndManager(reason):
                     self.over = reason
                 case _:
                     self.others.append(command)

@@ -9,22 +9,7 @@ import msgspec
 import pytest
 from core.builders import SESSION, Cluster, devices, recipe
 
-from stoker.manager.core import actions, blame
-from stoker.manager.core.events import (
-    About,
-    AdviceArrived,
-    AskAdvice,
-    ContextAdvice,
-    CostAdvice,
-    FormerAdvice,
-    ManagerRestarted,
-    OfContext,
-    OfFailure,
-    OfFunction,
-    OfPace,
-    PaceAdvice,
-    VerdictAdvice,
-)
+from stoker.manager.core import actions, blame, events
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
 from stoker.manager.policies.named import named
@@ -34,42 +19,46 @@ from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
-DISK = VerdictAdvice("infrastructure", "disk", 0.92, "a disk or file server failed", ("12: OSError: [Errno 5]",))
-GPU = VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: GPU is lost",))
+DISK = events.VerdictAdvice("infrastructure", "disk", 0.92, "a disk or file server failed", ("12: OSError: [Errno 5]",))
+GPU = events.VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: GPU is lost",))
 
 
-def asked(c: Cluster, kind: type[Any]) -> list[AskAdvice]:
-    found = [each for each in c.others if isinstance(each, AskAdvice) and isinstance(each.about, kind)]
+def asked(c: Cluster, kind: type[Any]) -> list[events.AskAdvice]:
+    found = [each for each in c.others if isinstance(each, events.AskAdvice) and isinstance(each.about, kind)]
     c.others = [each for each in c.others if each not in found]
     return found
 
 
-def failed(c: Cluster, name: str) -> AskAdvice:
+def failed(c: Cluster, name: str) -> events.AskAdvice:
     c.end(name, ok=False, raised="OSError: [Errno 5] Input/output error")
-    (question,) = asked(c, OfFailure)
+    (question,) = asked(c, events.OfFailure)
     return question
 
 
-def judge(c: Cluster, about: About, verdict: VerdictAdvice = DISK) -> None:
-    c.event(AdviceArrived(about, verdict, "its log"))
+def judge(c: Cluster, about: events.About, verdict: events.VerdictAdvice = DISK) -> None:
+    c.event(events.AdviceArrived(about, verdict, "its log"))
 
 
 # ---- costs
 def test_new_contexts_and_functions_are_sent_to_the_advisor_once(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2", context="a")
-    assert [each.about for each in asked(c, OfContext)] == [OfContext("bare"), OfContext("a")]  # type: ignore[arg-type]
-    (question,) = asked(c, OfFunction)
-    assert question == AskAdvice(OfFunction("f", "a"), "f")  # type: ignore[arg-type]
+    assert [each.about for each in asked(c, events.OfContext)] == [events.OfContext("bare"), events.OfContext("a")]  # type: ignore[arg-type]
+    (question,) = asked(c, events.OfFunction)
+    assert question == events.AskAdvice(events.OfFunction("f", "a"), "f")  # type: ignore[arg-type]
 
 
 def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
-    about = OfFunction("f", "bare")  # type: ignore[arg-type]
-    c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=4.0), "gpu": ContextAdvice(run_s=9.0)})))
+    about = events.OfFunction("f", "bare")  # type: ignore[arg-type]
+    c.event(
+        events.AdviceArrived(
+            about, events.CostAdvice({"cpu": events.ContextAdvice(run_s=4.0), "gpu": events.ContextAdvice(run_s=9.0)})
+        )
+    )
     assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the device kind of the pilots
     c.ready().end("1", run_s=2.0).call("2")
     assert c.the_call("2").group.cost.run_s == 2.0
-    c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=100.0)})))
+    c.event(events.AdviceArrived(about, events.CostAdvice({"cpu": events.ContextAdvice(run_s=100.0)})))
     assert c.the_call("2").group.cost.run_s == 2.0
 
 
@@ -78,7 +67,11 @@ def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     c.tell("ana", say.DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
     c.call("2")  # this call occupies the library
     c.call("3", function="slow")
-    c.event(AdviceArrived(OfFunction("slow", "bare"), CostAdvice({"": ContextAdvice(run_s=900.0)})))  # type: ignore[arg-type]
+    c.event(
+        events.AdviceArrived(
+            events.OfFunction("slow", "bare"), events.CostAdvice({"": events.ContextAdvice(run_s=900.0)})
+        )
+    )  # type: ignore[arg-type]
     c.wait(200.0)
     c.end("2", run_s=200.0)
     assert c.waiting() == ["3"]
@@ -86,11 +79,11 @@ def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
 
 def test_advice_on_unknown_subjects_or_kinds_changes_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
-    cost = CostAdvice({"": ContextAdvice(run_s=5.0)})
-    c.event(AdviceArrived(OfFunction("gone", "bare"), cost))  # type: ignore[arg-type]
-    c.event(AdviceArrived(OfContext("gone"), cost))  # type: ignore[arg-type]
-    c.event(AdviceArrived(OfPace(99, 7), PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
-    c.event(AdviceArrived(OfContext("bare"), DISK))  # type: ignore[arg-type]
+    cost = events.CostAdvice({"": events.ContextAdvice(run_s=5.0)})
+    c.event(events.AdviceArrived(events.OfFunction("gone", "bare"), cost))  # type: ignore[arg-type]
+    c.event(events.AdviceArrived(events.OfContext("gone"), cost))  # type: ignore[arg-type]
+    c.event(events.AdviceArrived(events.OfPace(99, 7), events.PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
+    c.event(events.AdviceArrived(events.OfContext("bare"), DISK))  # type: ignore[arg-type]
     assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice for another kind of subject": 1}
     c.end("1")
     assert c.ended["1"].ok
@@ -98,7 +91,11 @@ def test_advice_on_unknown_subjects_or_kinds_changes_nothing(cluster: Make) -> N
 
 def test_context_story_names_the_expected_load_time_and_its_origin(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
-    c.event(AdviceArrived(OfContext("a"), CostAdvice({"cpu": ContextAdvice(load_s=40.0)}), "similar recipes"))  # type: ignore[arg-type]
+    c.event(
+        events.AdviceArrived(
+            events.OfContext("a"), events.CostAdvice({"cpu": events.ContextAdvice(load_s=40.0)}), "similar recipes"
+        )
+    )  # type: ignore[arg-type]
     assert "a load is expected to take 40 s, by similar recipes" in c.story("a")
 
 
@@ -110,8 +107,8 @@ def shortest(cluster: Make) -> Cluster:
 
 
 def expect(c: Cluster, function: str, seconds: float) -> None:
-    about = OfFunction(function, "bare")  # type: ignore[arg-type]
-    c.event(AdviceArrived(about, CostAdvice({"": ContextAdvice(run_s=seconds)})))
+    about = events.OfFunction(function, "bare")  # type: ignore[arg-type]
+    c.event(events.AdviceArrived(about, events.CostAdvice({"": events.ContextAdvice(run_s=seconds)})))
 
 
 def test_shortest_first_sorts_again_when_run_times_are_known(cluster: Make) -> None:
@@ -129,16 +126,16 @@ def test_shortest_first_sorts_again_when_run_times_are_known(cluster: Make) -> N
 
 def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2").ready().end("2")
-    asked(c, OfContext)
-    asked(c, OfFunction)
-    c.event(ManagerRestarted())
-    assert OfContext("a") not in [each.about for each in asked(c, OfContext)]  # type: ignore[arg-type]  # loaded
-    assert [each.about for each in asked(c, OfFunction)] == [OfFunction("f", "a")]  # type: ignore[arg-type]
+    asked(c, events.OfContext)
+    asked(c, events.OfFunction)
+    c.event(events.ManagerRestarted())
+    assert events.OfContext("a") not in [each.about for each in asked(c, events.OfContext)]  # type: ignore[arg-type]  # loaded
+    assert [each.about for each in asked(c, events.OfFunction)] == [events.OfFunction("f", "a")]  # type: ignore[arg-type]
 
 
 def test_advice_of_an_older_journal_counts_for_its_context(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
-    c.event(FormerAdvice("a", {"cpu": ContextAdvice(load_s=40.0)}))  # type: ignore[arg-type]
+    c.event(events.FormerAdvice("a", {"cpu": events.ContextAdvice(load_s=40.0)}))  # type: ignore[arg-type]
     assert c.context("a").load_s == 40.0
 
 
@@ -156,7 +153,7 @@ def test_failure_is_sent_to_the_advisor_with_log_and_exception(cluster: Make) ->
     c = cluster(pilots=1).call("1").ready()
     library = c.library()
     question = failed(c, "1")
-    assert question.about == OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))  # type: ignore[arg-type]
+    assert question.about == events.OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))  # type: ignore[arg-type]
     assert question.name == "f"
     assert question.said == "OSError: [Errno 5] Input/output error"
     assert not c.ended["1"].ok  # the client already has the result
@@ -166,7 +163,7 @@ def test_failure_is_sent_to_the_advisor_with_log_and_exception(cluster: Make) ->
 def test_intended_ends_are_not_sent_to_the_advisor(cluster: Make, kind: FailureKind) -> None:
     c = cluster(pilots=1).call("1").ready()
     c.end("1", failure=Failure(kind, "it was so"))
-    assert asked(c, OfFailure) == []
+    assert asked(c, events.OfFailure) == []
 
 
 def test_call_is_judged_only_by_its_own_log_section(cluster: Make) -> None:
@@ -174,11 +171,11 @@ def test_call_is_judged_only_by_its_own_log_section(cluster: Make) -> None:
     library = c.library()
     died = Failure(FailureKind.MEMORY, "it took too much", "p1", library.id, log="/logs/p1/lib-1.log")
     c.end("1", failure=died)
-    (question,) = asked(c, OfFailure)
+    (question,) = asked(c, events.OfFailure)
     assert (question.log, question.start, question.end) == ("", 0, 0)
     printed = Printed("/logs/x.log", 7, 9)
     c.call("2").wait(blame.SOON_S).end("2", failure=msgspec.structs.replace(died, printed=printed))
-    (question,) = asked(c, OfFailure)
+    (question,) = asked(c, events.OfFailure)
     assert (question.log, question.start, question.end) == ("/logs/x.log", 7, 9)
     assert "printed /logs/x.log:7-9" in c.story(show_call(c.ids["2"]))
 
@@ -187,20 +184,20 @@ def test_failing_sweep_asks_twice_then_once_a_minute(cluster: Make) -> None:
     c = cluster(pilots=1).calls(7).ready()
     failed(c, "1")
     c.end("2", ok=False)
-    assert asked(c, OfFailure) == []
+    assert asked(c, events.OfFailure) == []
     c.wait(blame.SOON_S).end("3", ok=False)
-    assert len(asked(c, OfFailure)) == 1
+    assert len(asked(c, events.OfFailure)) == 1
     c.wait(blame.SOON_S).end("4", ok=False)
-    assert asked(c, OfFailure) == []
+    assert asked(c, events.OfFailure) == []
     c.wait(blame.AGAIN_S).end("5", ok=False)
-    assert len(asked(c, OfFailure)) == 1
+    assert len(asked(c, events.OfFailure)) == 1
 
 
 def test_failed_load_is_sent_to_the_advisor(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a")
     c.fail_load(c.library(context="a"))
-    (question,) = asked(c, OfFailure)
-    assert isinstance(question.about, OfFailure)
+    (question,) = asked(c, events.OfFailure)
+    assert isinstance(question.about, events.OfFailure)
     assert question.about.call == blame.NO_CALL
     assert question.name.startswith("a")
 
@@ -302,8 +299,8 @@ def test_user_errors_and_uncertain_verdicts_quarantine_nothing(cluster: Make) ->
     c = cluster(pilots=2).calls(8).ready()
     bad = str(c.holders("1")[0].pilot.id)
     for verdict in (
-        VerdictAdvice("user", "code", 0.99, "it raised"),
-        VerdictAdvice("infrastructure", "disk", 0.6, "?"),
+        events.VerdictAdvice("user", "code", 0.99, "it raised"),
+        events.VerdictAdvice("infrastructure", "disk", 0.6, "?"),
     ):
         for _ in range(3):
             judge(c, failed(c, c.held(bad)[0]).about, verdict)
@@ -335,10 +332,10 @@ def test_silent_long_running_call_is_sent_to_the_advisor(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     c.wait(2 * blame.EVERY_S + 1)
-    question = asked(c, OfPace)[0]
-    assert question.about == OfPace(library.id, c.ids["1"])  # type: ignore[arg-type]
+    question = asked(c, events.OfPace)[0]
+    assert question.about == events.OfPace(library.id, c.ids["1"])  # type: ignore[arg-type]
     assert question.log == f"/logs/p1/lib-{library.id}.log"
-    c.forget().event(AdviceArrived(question.about, PaceAdvice(90.0, 200.0, "step", 3.0, 36.0)))
+    c.forget().event(events.AdviceArrived(question.about, events.PaceAdvice(90.0, 200.0, "step", 3.0, 36.0)))
     told = c.hears("ana", to_client.ProgressReports)
     assert told.reports == [CallProgress(c.ids["1"], 90.0, 200.0)]  # type: ignore[arg-type]
     assert "90 of 200 done" in c.story(show_call(c.ids["1"]))  # type: ignore[arg-type]
@@ -349,15 +346,15 @@ def test_silent_long_running_call_is_sent_to_the_advisor(cluster: Make) -> None:
 def test_call_that_reports_progress_is_not_sent_to_the_advisor(cluster: Make) -> None:
     c = printing_pilot(cluster)
     c.progress("1", 1.0, 2.0).wait(5 * blame.EVERY_S)
-    assert asked(c, OfPace) == []
+    assert asked(c, events.OfPace) == []
 
 
 def test_question_starts_after_the_output_of_the_previous_call(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     c.end("1", printed=Printed("/logs/p1/lib-1.log", 10, 400)).call("2").wait(3 * blame.EVERY_S)
-    question = asked(c, OfPace)[0]
-    assert (question.about, question.start) == (OfPace(library.id, c.ids["2"]), 400)
+    question = asked(c, events.OfPace)[0]
+    assert (question.about, question.start) == (events.OfPace(library.id, c.ids["2"]), 400)
     c.tell("ana", say.AskStory(show_call(c.ids["2"])), numbered=False)
     assert c.hears("ana", to_client.Story).runs_from == 400
 
@@ -365,7 +362,7 @@ def test_question_starts_after_the_output_of_the_previous_call(cluster: Make) ->
 def test_impossible_pace_is_ignored(cluster: Make) -> None:
     c = printing_pilot(cluster)
     for done, total in ((float("nan"), 200.0), (1.0, float("inf")), (0.0, 0.0)):
-        c.event(AdviceArrived(OfPace(c.library().id, c.ids["1"]), PaceAdvice(done, total, "step")))
+        c.event(events.AdviceArrived(events.OfPace(c.library().id, c.ids["1"]), events.PaceAdvice(done, total, "step")))
     assert c.core.state.printed == {}
 
 

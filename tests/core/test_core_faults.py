@@ -88,6 +88,13 @@ def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
     assert c.ended["1"].ok
 
 
+def test_joining_pilot_gets_the_call_at_once(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    fault(c, "1")
+    c.join("p2").ready()
+    assert pilot_of(c, "1") == "p2"
+
+
 def test_call_fails_after_three_pilots_with_the_evidence(cluster: Make) -> None:
     c = cluster(pilots=5).calls(5).ready().end(*"2345")
     met = [fault(c, "1")]

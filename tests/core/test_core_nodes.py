@@ -7,9 +7,11 @@ import msgspec
 import pytest
 from core.builders import SESSION, Cluster, devices
 
+from stoker.manager.core import actions
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
 from stoker.manager.core.nodes import AGAIN_S
 from stoker.manager.core.nouns import PilotState
+from stoker.manager.core.seams import Quarantine
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import (
@@ -70,6 +72,15 @@ def test_block_leaves_a_bad_node_and_the_next_avoids_it(cluster: Make) -> None:
     assert f"gpu: no new block starts on n2: {BAD}" in c.core.state.notices
     assert records(c) == [record]
     assert "its node n2 is excluded" in c.story("b1")
+
+
+def test_quarantine_of_a_policy_excludes_the_node(cluster: Make) -> None:
+    c = cluster().sources(GPU)
+    c.call("c1")
+    joined(c, "p1", node="n2", block="b1")
+    c.by_hand = True
+    actions.apply(c.core.manager, Quarantine(c.pilot().id, None, "its disk failed", 600.0), seam="residency")
+    assert [(each.node, each.why) for each in c.status().excluded_nodes] == [("n2", "its disk failed")]
 
 
 @pytest.mark.parametrize("faults", [("", BAD), ("", "", BAD, BAD)])

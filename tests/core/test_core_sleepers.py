@@ -198,3 +198,11 @@ def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
 def test_impossible_numbers_end_the_connection(c: Cluster, message: Any, wrong: str) -> None:
     c.report("p1", message)
     assert wrong in heard(c, to_pilot.PilotRefused)[0].reason
+
+
+def test_waking_library_counts_neither_as_lost_nor_cut_off_load(c: Cluster) -> None:
+    sleeps(c)
+    order(c, Wake(lib(c).id))
+    context = c.context("a")
+    c.report("p1", say.WalltimeUpdate(0.5)).wait(1)
+    assert context.cut_loads == 0

@@ -87,6 +87,12 @@ def test_call_waits_if_only_the_faster_kind_meets_its_deadline(cluster: Make) ->
     assert c.held("fast") == ["due"]
 
 
+def test_long_call_is_not_sent_to_a_pilot_with_too_little_walltime(cluster: Make) -> None:
+    c = two_kinds(cluster, run_s=100.0, ends_in_s=3600.0).wait(3600.0 - 1000.0 - 300.0)
+    c.call("a", "b")
+    assert (c.held("fast"), c.held("slow"), c.waiting()) == (["a"], [], ["b"]), "400 s do not fit into 300 s there"
+
+
 def test_slow_pilot_drains_earlier(cluster: Make) -> None:
     c = two_kinds(cluster, run_s=100.0, ends_in_s=3600.0)
     c.wait(3600.0 - 1000.0 - 500.0)

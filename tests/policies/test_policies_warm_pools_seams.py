@@ -346,6 +346,12 @@ def test_ordinary_calls_use_devices_that_jobs_leave(lab: Make) -> None:
     assert t.now - began < 0.5, "nobody waited for a round"
 
 
+def test_single_calls_with_a_deadline_are_sent_without_a_gang(lab: Make) -> None:
+    t = job(lab(), "c", items=20, due_in=60.0, gang=(1, 1)).run()
+    assert t.ended_at["c"] <= 60.0
+    assert size(t, "c") == 1
+
+
 def test_context_without_deadlines_is_evicted_at_once(lab: Make) -> None:
     t = lab(devices=2)
     t.context("plain", load_s=1.0, declares="8 GB").call("c1", "c2", context="plain").run()
