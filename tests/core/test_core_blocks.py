@@ -146,21 +146,6 @@ def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
     assert c.asked() == ["b2"]
 
 
-def test_source_that_provided_pilots_may_fail_twice_as_often(cluster: Make) -> None:
-    c = cluster().sources(OPEN).call("c1")
-    (id,) = c.asked()
-    c.block(id, phase=BlockPhase.RUNNING).join("p1", block=id).lose("p1")
-    c.block(id, phase=BlockPhase.ENDED, reason="killed by signal 9")
-    killed = 0
-    while not c.ended and killed < 20:
-        for id in c.asked():
-            killed += 1
-            c.block(id, phase=BlockPhase.ENDED, reason="killed by signal 9")
-        c.wait(1.0)
-    assert killed == 6
-    assert "no pilot could be started: backfill: killed by signal 9" in c.failure("c1").message
-
-
 def test_failing_source_is_retried_with_doubling_pauses(cluster: Make) -> None:
     c = cluster().sources(OPEN).call("c1")
     asked: list[tuple[float, str]] = []
@@ -247,6 +232,9 @@ def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> 
     c.call("c2", context="a")
     assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may run" in c.failure("c2").message
     assert c.asked() == []
+    long = Source("long", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=6000.0)
+    c.sources(long).call("c3", context="a")
+    assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
 
 
 def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -> None:
@@ -270,17 +258,6 @@ def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -
         in failure.message
     )
     assert "(walltime: short 1 min;" in failure.message
-
-
-def test_source_with_too_short_a_walltime_is_not_used(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
-    c.end("c1", run_s=20.0).lose("p1")
-    c.sources(
-        Source("short", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=60.0),
-        Source("long", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=6000.0),
-    )
-    c.call("c2", context="a")
-    assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
 
 
 def test_next_source_is_used_while_blocks_wait_long(cluster: Make) -> None:
@@ -375,6 +352,7 @@ def test_two_successive_holds_for_one_cause_stop_the_source(cluster: Make) -> No
     c = cluster().sources(OPEN).calls(5)
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()
     c.lose("p1").block("b1", **HOLD, holds=1).block("b1", **HOLD, holds=1)
+    assert c.status().trouble == {"backfill": f"a job was held: over 3072 megabytes; {HOLD['advice']}"}
     c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
     assert c.core.state.sources["backfill"].stopped == ""
     c.forget().lose("p2").block("b2", **HOLD, holds=1)
@@ -384,14 +362,6 @@ def test_two_successive_holds_for_one_cause_stop_the_source(cluster: Make) -> No
     c.block(*cancelled(c), phase=BlockPhase.ENDED, reason="cancelled").wait(700.0)
     assert c.asked() == []
     assert HOLD["advice"] in c.failure("1").message
-
-
-def test_first_hold_is_reported_with_advice(cluster: Make) -> None:
-    c = cluster().sources(OPEN).calls(5)
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b1", **HOLD, holds=1)
-    assert c.status().trouble == {"backfill": f"a job was held: over 3072 megabytes; {HOLD['advice']}"}
-    c.block("b1", phase=BlockPhase.RUNNING, cause="memory", advice=HOLD["advice"], holds=1)
-    assert c.core.state.sources["backfill"].stopped == ""
 
 
 def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> None:

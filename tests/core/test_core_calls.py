@@ -66,14 +66,6 @@ def test_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
     assert len(c.held()) == 1
 
 
-def test_prefetch_takes_at_most_a_fair_share(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).hot(run_s=0.001).cut("p1").cut("p2").calls(20)
-    c.come_back("p1", lib1=())
-    assert len(c.held("p1")) == 10
-    c.come_back("p2", lib2=())
-    assert len(c.held("p2")) == 5  # the manager keeps the other five for the first free library
-
-
 def test_very_short_calls_submitted_together_share_a_frame(cluster: Make) -> None:
     c = cluster(pilots=3).calls(3).hot(run_s=0.0001).calls(50)
     assert sorted(len(c.held(pilot)) for pilot in ("p1", "p2", "p3")) == [10, 20, 20]

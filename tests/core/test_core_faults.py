@@ -64,7 +64,7 @@ def test_call_crowded_out_everywhere_fails_with_that_reason(cluster: Make) -> No
     assert (failure.kind, failure.message.count("no memory left")) == (FailureKind.INFRASTRUCTURE, len(met))
 
 
-def test_story_reports_the_fault_and_what_the_call_waits_for(cluster: Make) -> None:
+def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     fault(c, "1")
     subject = show_call(c.the_call("1").id)
@@ -73,11 +73,6 @@ def test_story_reports_the_fault_and_what_the_call_waits_for(cluster: Make) -> N
     assert "runs again, for 15 s not on p1" in told
     assert f"p1 failed it ({EIO}); runs again on another pilot, or later on this one" in told
     assert f"failed {subject}: {EIO}" in c.story("p1")
-
-
-def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready()
-    fault(c, "1")
     c.call("2")
     assert c.held() == ["2"], "others run there meanwhile"
     c.end("2").wait(14)

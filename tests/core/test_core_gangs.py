@@ -49,27 +49,16 @@ def lost(made: Cluster, pilot: str) -> Cluster:
 def test_gang_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> None:
     order = ranks(three)
     assert places(three) == {name: GangPlace(rank, 3) for rank, name in enumerate(order)}
+    three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))  # type: ignore[arg-type]
+    three.nothing_else_was_said()
+    assert three.refused == {"address of rank 0 for a call that is not a gang call": 1}
     three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
     for name in order[1:]:
         said = three.hears(name, to_pilot.MeetGang)
         assert (said.library, said.call, said.address) == (three.library(name).id, three.ids["g"], "10.0.0.1:4000")
     three.nothing_else_was_said()
-
-
-def test_only_rank_0_reports_an_address(three: Cluster) -> None:
-    order = ranks(three)
-    three.forget()
-    three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))  # type: ignore[arg-type]
-    three.nothing_else_was_said()
-    assert three.refused == {"address of rank 0 for a call that is not a gang call": 1}
-
-
-def test_member_of_a_disconnected_pilot_gets_the_address_again(three: Cluster) -> None:
-    order = ranks(three)
-    three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
-    three.cut(order[1]).forget()
-    three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ("g",)})
-    assert three.hears(order[1], to_pilot.MeetGang).address == "10.0.0.1:4000"
+    three.cut(order[1]).come_back(order[1], **{f"lib{three.library(order[1]).id}": ("g",)})
+    assert three.hears(order[1], to_pilot.MeetGang).address == "10.0.0.1:4000", "it may have missed the first message"
 
 
 def test_member_that_never_received_the_call_is_started_again(three: Cluster) -> None:
@@ -192,27 +181,6 @@ def test_call_that_reports_its_start_is_timed_from_there(three: Cluster, done: f
     assert three.context().paces.mean_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
 
 
-@pytest.mark.parametrize(("reports", "pace_s"), [([0.0], None), ([0.0, 30.0], 0.5)])
-def test_call_that_ends_early_counts_with_its_reported_items(reports: list[float], pace_s: float | None) -> None:
-    made = make_cluster(pilots=1).calls(1).ready().end("1")
-    made.call("g", gang=(1, 4), features=Features(items=100))
-    for done in reports:
-        made.wait(15.0).progress("g", done, 100.0)
-    made.end("g", run_s=60.0)
-    assert made.context().paces.mean_s(1, 1) == (pytest.approx(pace_s) if pace_s is not None else None)
-
-
-@pytest.mark.parametrize("work", [1.0, 1e9])
-def test_pace_is_positive_however_short_the_run(work: float) -> None:
-    learned, told = Paces(), Paces()
-    learned.learn(2, work=work, seconds=0.0)
-    told.tell({2: 0.0})
-    for paces in (learned, told):
-        seconds = paces.bound_s(1, work)
-        assert seconds is not None
-        assert seconds > 0.0
-
-
 def test_measured_size_is_not_extrapolated_from_another_size() -> None:
     paces = Paces()
     paces.tell({1: 1.0, 4: 0.5}, meet_s=1.5)
@@ -251,18 +219,6 @@ def test_share_of_items_done_is_learned_by_kind() -> None:
     for _ in range(64):
         paces.end(plain, 10.0)
     assert paces.share_left(plain) == 0.1, "the one that did 60 was long ago"
-
-
-def test_only_good_calls_with_progress_are_learned_from() -> None:
-    made = make_cluster(pilots=1).calls(1).ready().end("1")
-    features = Features(items=100)
-    for n in range(30):
-        kind = ("silent", "failed", "done")[n % 3]
-        made.call(f"g{n}", gang=(1, 2), features=features)
-        if kind != "silent":
-            made.wait(9.0).progress(f"g{n}", 90.0 if kind == "failed" else 40.0, 100.0)
-        made.end(f"g{n}", ok=kind != "failed")
-    assert made.context().paces.share_left(features) == pytest.approx(0.4)
 
 
 def test_work_of_a_call_is_its_tokens_if_given() -> None:

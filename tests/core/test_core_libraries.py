@@ -79,14 +79,6 @@ def test_two_failed_loads_fail_waiting_calls_but_not_later_calls(cluster: Make) 
     assert c.ended["3"].ok
 
 
-def test_broken_loader_is_tried_on_one_pilot_and_not_everywhere(cluster: Make) -> None:
-    c = cluster(pilots=4).define(recipe("a")).calls(4, context="a")
-    for library in list(c.context("a").libraries.values()):
-        c.fail_load(library)
-    assert len(c.ended) == 4
-    assert c.core.state.next_library == 5
-
-
 def test_library_stopped_while_loading_may_become_ready(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
     c.by_hand = True

@@ -42,14 +42,6 @@ def test_preempted_pilot_that_leaves_in_order_is_lost(cluster: Make) -> None:
     assert gone(c) is True
 
 
-def test_unfinished_calls_of_a_preempted_pilot_count_as_reruns(cluster: Make) -> None:
-    c = running(cluster).call("c1", "c2").ready()
-    library = c.library()
-    c.die(library, "c1", failure=None).report("p1", SIGTERM)
-    assert c.status().rerun_calls == 1
-    assert set(c.waiting()) == {"c1", "c2"}
-
-
 @pytest.mark.parametrize("loss", [x for x in LossReason if not x.is_unspecific])
 def test_reason_may_arrive_before_the_pilot_is_missed(cluster: Make, loss: LossReason) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, reason="queued again", loss=loss).lose("p1")

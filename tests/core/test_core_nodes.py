@@ -101,14 +101,6 @@ def test_bad_gpu_next_to_good_cores_excludes_the_node(cluster: Make) -> None:
     assert [each.why for each in c.status().excluded_nodes] == [BAD]
 
 
-def test_one_bad_pilot_of_a_block_of_two_nodes_keeps_the_block(cluster: Make) -> None:
-    two = msgspec.structs.replace(GPU, nodes=2)
-    c = cluster_with_bad_node(cluster, two)
-    joined(c, "p2", node="n3", block="b1")
-    assert [each.node for each in c.status().excluded_nodes] == ["n2"]
-    assert not c.core.state.blocks[BlockId("b1")].leaving
-
-
 @pytest.mark.parametrize(
     ("source", "node"),
     [
@@ -232,15 +224,6 @@ def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
 
 
 # ---- several sessions
-
-
-def test_later_record_of_a_node_takes_precedence(cluster: Make) -> None:
-    c = cluster_with_bad_node(cluster)
-    [record] = c.status().excluded_nodes
-    c.event(NodesHeard((msgspec.structs.replace(record, excluded=False, at=record.at - 1.0),)))
-    assert c.status().excluded_nodes
-    c.event(NodesHeard((msgspec.structs.replace(record, excluded=False, at=record.at + 1.0),)))
-    assert not c.status().excluded_nodes
 
 
 def test_cleared_node_needs_no_probe(cluster: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from core.builders import SESSION, devices, recipe
 from core.told import BIG, SMALL, Peers, library
 
@@ -115,20 +116,18 @@ def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -
     assert peers.told("p3") == (("p2",), False)
 
 
-def test_pilots_wait_for_the_one_that_checks_their_shared_cache(peers: Peers) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_pilots_wait_for_the_one_that_checks_their_shared_cache(peers: Peers, lost: bool) -> None:
     """p1 fetched the object into the cache of p2, but serves no other pilot. So q1 waits for p2."""
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1")
     assert peers.told("p2") == ((), True)
     assert peers.told("q1") is None
-    peers.arrive("p2")
-    assert peers.told("q1") == (("p2",), False)
-
-
-def test_pilots_stop_waiting_when_the_checking_pilot_is_lost(peers: Peers) -> None:
-    peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
-    peers.want("p1", "p2", "q1").forget().arrive("p1").lose("p2")
-    assert peers.told("q1") == ((), True)
+    if lost:
+        peers.lose("p2")
+    else:
+        peers.arrive("p2")
+    assert peers.told("q1") == (((), True) if lost else (("p2",), False))
 
 
 # ---- losses
@@ -137,11 +136,6 @@ def test_disconnected_reader_is_replaced(peers: Peers) -> None:
     assert peers.told("p2") == ((), True)
     peers.here("p1")
     assert peers.told("p1") == (("p2",), False)
-
-
-def test_pilot_without_a_pending_fetch_serves_no_parts(peers: Peers) -> None:
-    peers.here("p1", "p2").want("p1", "p2").forget().report("p1", say.ObjectsGone((BIG.name,)))
-    assert peers.told("p2") == ((), True)
 
 
 def test_pilot_that_requests_an_object_it_should_have_gets_it_again(peers: Peers) -> None:

@@ -50,15 +50,6 @@ def test_pilot_that_reconnects_with_everything_continues(cluster: Make) -> None:
     assert c.runs("p1") == ["2"]
 
 
-def test_later_walltime_does_not_undo_orders(cluster: Make) -> None:
-    c = cluster().call("1").join("p1", ends_in_s=60_000.0)
-    ordered = c.hears("p1", to_pilot.StartLibrary)
-    c.report("p1", say.WalltimeUpdate(600.0))
-    c.nothing_else_was_said()
-    assert list(c.core.state.libraries) == [ordered.library]
-    assert c.pilot().ends_at == c.core.state.now + 600.0
-
-
 def test_undelivered_calls_are_sent_again_with_their_function(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1", lib1=())
     run = c.hears("p1", to_pilot.RunCalls)
@@ -267,32 +258,23 @@ def use(memory: int = 0, device: int = 0, cpu_s: float = 0.0) -> say.LibraryUse:
     return say.LibraryUse(1, memory, device, cpu_s)  # type: ignore[arg-type]
 
 
-def test_heartbeat_with_known_facts_is_no_event(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(1).ready()
-    c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
-    state = c.core.state
-    for known in (
-        beat("p1", use(4 * GB, 8 * GB, 99.0), cache_bytes=GB, refused_frames=3),
-        beat("p1", use(4 * GB + 200_000_000, 8 * GB - 300_000_000), cache_bytes=GB + 4096, refused_frames=3),
-        beat("p1", cache_bytes=GB, refused_frames=3),
-    ):
-        assert is_heartbeat(known)
-        assert not needs_heartbeat_record(state, known, c.now)
-
-
 @pytest.mark.parametrize(
-    "news",
+    ("heartbeat", "is_news"),
     [
-        beat("p1", use(5 * GB, 8 * GB), cache_bytes=GB, refused_frames=3),
-        beat("p1", use(4 * GB, 7 * GB), cache_bytes=GB, refused_frames=3),
-        beat("p1", use(4 * GB, 8 * GB), cache_bytes=GB, refused_frames=4),
-        beat("p1", use(4 * GB, 8 * GB), cache_bytes=2 * GB, refused_frames=3),
+        (beat("p1", use(4 * GB, 8 * GB, 99.0), cache_bytes=GB, refused_frames=3), False),
+        (beat("p1", use(4 * GB + 200_000_000, 8 * GB - 300_000_000), cache_bytes=GB + 4096, refused_frames=3), False),
+        (beat("p1", cache_bytes=GB, refused_frames=3), False),
+        (beat("p1", use(5 * GB, 8 * GB), cache_bytes=GB, refused_frames=3), True),
+        (beat("p1", use(4 * GB, 7 * GB), cache_bytes=GB, refused_frames=3), True),
+        (beat("p1", use(4 * GB, 8 * GB), cache_bytes=GB, refused_frames=4), True),
+        (beat("p1", use(4 * GB, 8 * GB), cache_bytes=2 * GB, refused_frames=3), True),
     ],
 )
-def test_heartbeat_that_changes_a_fact_is_an_event(cluster: Make, news: FromPilot) -> None:
+def test_heartbeat_is_an_event_if_it_changes_a_fact(cluster: Make, heartbeat: FromPilot, is_news: bool) -> None:
     c = cluster(pilots=1).calls(1).ready()
     c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
-    assert needs_heartbeat_record(c.core.state, news, c.now)
+    assert is_heartbeat(heartbeat)
+    assert needs_heartbeat_record(c.core.state, heartbeat, c.now) is is_news
 
 
 def test_runs_are_recorded_with_some_heartbeats(cluster: Make) -> None:

@@ -6,7 +6,6 @@ import msgspec
 from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.core import outlook
 from stoker.manager.core.events import ContextAdvice, RecordLoad
 from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
@@ -51,23 +50,6 @@ def test_status_and_explain_show_the_number_of_used_slots(cluster: Make) -> None
     story = c.story("lib-1")
     assert "3 of 32 slots taken" in story
     assert "runs 32 calls at once" in story
-
-
-def test_known_slots_limit_the_libraries_loaded(cluster: Make) -> None:
-    c = cluster(pilots=4).define(recipe("a", slots=0)).call("first", context="a")
-    ready(c, 8)
-    c.end("first", run_s=100.0).calls(20, context="a")
-    assert len(c.lives_on("a")) == 3  # 8 calls run; 12 are left for libraries of 8 slots
-
-
-def test_forecasts_use_the_slots_of_the_last_library(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=0)).call("first", context="a")
-    ready(c, 4)
-    c.end("first", run_s=100.0).lose("p1").calls(8, context="a")
-    c.join("p2", of=devices(1, kind="A10"))
-    c.lose("p2")
-    assert outlook.seconds_until_context_done(c.core.state, c.context("a")) >= 8 / 4 * 100.0
-    assert outlook.seconds_until_context_done(c.core.state, c.context("a")) < 8 * 100.0
 
 
 def test_measured_slots_count_until_a_library_reports_them(cluster: Make) -> None:
@@ -208,14 +190,3 @@ def test_pilot_without_the_gpus_of_its_site_is_released(cluster: Make) -> None:
     assert LACKS in status.contexts[0].waits_for
     assert LACKS in c.story("p1")
     assert c.waiting() == ["a"]
-
-
-def test_site_without_gpus_fails_calls_with_the_reason(cluster: Make) -> None:
-    c = cluster().sources(SOURCE).call("a")
-    for number in (1, 2, 3):
-        assert c.asked() == [f"b{number}"]
-        without_gpus(c, f"p{number}", block=f"b{number}")
-        c.report(f"p{number}", say.PilotLeaving(LACKS))
-        c.block(f"b{number}", phase=BlockPhase.ENDED)
-        c.wait(20.0)
-    assert f"no pilot could be started: gpus: {LACKS}" in c.failure("a").message

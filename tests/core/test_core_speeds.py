@@ -51,15 +51,6 @@ def test_noise_alone_gives_no_speed_difference(seed: int) -> None:
     assert not speeds.of or min(speeds.of.values()) > 0.6
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_speed_difference_is_found_in_noise(seed: int) -> None:
-    chance = random.Random(seed)
-    runs = [
-        ("f", kind, chance.lognormvariate(0.0, 0.5) * (1 + 3 * (kind == "cpu"))) for _ in range(200) for kind in BOTH
-    ]
-    assert learned(runs).of["cpu"] == pytest.approx(0.25, rel=0.3)
-
-
 def test_memory_of_the_speed_comparison_is_bounded() -> None:
     speeds = learned([(f"f{n % 1000}", kind, 1.0) for n in range(5000) for kind in BOTH])
     assert len(speeds._open) <= 64

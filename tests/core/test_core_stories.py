@@ -177,16 +177,6 @@ def test_forecast_of_short_calls_uses_the_shown_rate(cluster: Make) -> None:
     assert round(status.left_s, 6) == round(20 / status.rate, 6), "not what 1 ms a call would come to"
 
 
-def test_rows_never_promise_more_than_the_headline(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", memory="2 GB"), recipe("b", memory="2 GB"))
-    c.call("1", context="a").ready().end("1", run_s=10.0).call("2", context="b").ready().end("2", run_s=10.0)
-    c.calls(3, context="b").calls(3, context="a")
-    status = c.status()
-    lefts = {context.name: context.left_s for context in status.contexts}
-    assert status.left_s >= max(lefts.values()) > 0
-    assert status.left_s >= 60.0, "both share one device"
-
-
 def test_pilots_awaited_after_a_restart_count_as_present(cluster: Make) -> None:
     c = cluster().sources(Source("lab", first=1, most=2)).define(recipe("a"))
     c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")

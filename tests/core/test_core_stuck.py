@@ -31,16 +31,6 @@ def test_calls_prefetched_behind_a_long_call_run_elsewhere(cluster: Make) -> Non
     assert c.held("p2", "a")[0] == "s1"
 
 
-def test_free_library_gets_calls_of_a_stuck_library_at_once(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
-    c.call("long").forget().call("s1")
-    assert c.held("p2") == ["long"]
-    assert c.held("p1") == ["s1"]
-    c.end("s1", run_s=SHORT_S).wait(2).call("s2", "s3", "s4")  # p1 also gets calls that it must queue
-    assert c.held("p2") == ["long"]
-    assert c.held("p1") == ["s2", "s3", "s4"]
-
-
 def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("long", "quick", context="a").ready()
     c.end("quick", run_s=SHORT_S).wait(60).call("s1", context="a").call("s2", context="a")
@@ -48,18 +38,6 @@ def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     c.calls(8, context="a")  # calls that arrive together are offered in turn
     assert c.held("p1", "a") == ["long"]
     assert len(c.held("p2", "a")) > 2
-
-
-def test_stuck_libraries_do_not_block_the_backlog_of_others(cluster: Make) -> None:
-    c = cluster(pilots=10).define(recipe("a")).calls(10, context="a").hot(context="a", run_s=SHORT_S)
-    for n in range(9):
-        c.wait(0.01).call(f"long{n}", context="a")
-    c.wait(2.5).call("s1", context="a").wait(0.01).call("s2", context="a")
-    other = c.holders("s1")[0].pilot.id
-    assert c.held(other, "a") == ["s1", "s2"]
-    c.wait(0.01).calls(40, context="a")
-    assert len(c.held(other, "a")) > 2
-    assert sum(library.load for library in c.context("a").libraries.values()) == 9 + len(c.held(other, "a"))
 
 
 def test_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> None:

@@ -90,15 +90,6 @@ def warmed(t: Family, *, devices: int = 4) -> Family:
 # ---- dispatch
 
 
-def test_call_goes_to_the_shortest_runtime_that_is_long_enough(family: Any) -> None:
-    t = warmed(family())
-    before = t.served()
-    t.ask("short", tokens=20).ask("middle", tokens=100).ask("long", tokens=256)
-    assert [t.where(name) for name in ("short", "middle", "long")] == ["r64", "r128", "r256"]
-    t.run()
-    assert {key: t.served()[key] - before[key] for key in before} == {"r64": 1, "r128": 1, "r256": 1}
-
-
 def test_calls_go_to_a_larger_runtime_if_the_smallest_is_congested(family: Any) -> None:
     t = warmed(family(), devices=3)
     assert t.hot() == {"r64": 1, "r128": 1, "r256": 1}
@@ -123,16 +114,6 @@ def test_shortest_runtime_is_used_if_every_level_is_congested(family: Any) -> No
     t.run()
     assert len(t.ended) - before == 57 + 7
     assert all(end.ok for end in t.ended.values())
-
-
-def test_call_without_an_instance_of_its_runtime_uses_a_longer_one(family: Any) -> None:
-    t = family()
-    t.pilot("p1")
-    t.ask("long", tokens=256).run()
-    assert t.hot() == {"r256": 1}
-    t.ask("short", tokens=10).run(until=t.now + 3.0)
-    assert t.ended["short"].ok
-    assert t.served() == {"r256": 2}
 
 
 def test_call_of_a_lost_runtime_is_placed_again(family: Any) -> None:
@@ -160,21 +141,6 @@ def test_calls_without_a_family_use_the_default_policy(family: Any) -> None:
 
 
 # ---- residency
-
-
-def test_devices_follow_the_lengths_of_the_calls(family: Any) -> None:
-    t = family(period_s=30.0)
-    t.pilot("p1", devices=10, memory="40 GB")
-    for minute in range(6):
-        tokens = 20 if minute < 3 else 256
-        for second in range(60):
-            t.many(4, tokens=tokens, name=f"m{minute}s{second}")
-            t.run(until=t.now + 1.0)
-        if minute == 2:
-            assert t.hot()["r64"] >= 6
-    assert t.hot()["r256"] >= 6
-    t.run()
-    assert all(end.ok for end in t.ended.values())
 
 
 def test_first_loads_of_a_new_family_cover_all_lengths(family: Any) -> None:

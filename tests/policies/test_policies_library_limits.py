@@ -177,12 +177,6 @@ def test_library_is_unloaded_after_keep_alive_and_reloaded(served: Cluster) -> N
     assert served.hears("p1", to_pilot.StartLibrary).recipe.key == "a"
 
 
-def test_library_without_a_limit_stays_and_no_timer_is_set(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
-    assert states(c.wait(100_000)) == [LibraryState.READY]
-    assert not keep_alive_timers(c)
-
-
 def test_calls_restart_the_keep_alive_with_one_timer(served: Cluster) -> None:
     for number in range(20):
         served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)

@@ -97,13 +97,6 @@ def test_error_names_what_pilots_lack_for_a_context(
     assert said in c.call("c1", context="big").failure("c1").message
 
 
-def test_no_context_is_impossible_before_the_first_pilot(cluster: Make) -> None:
-    c = cluster().define(recipe("big", memory="17 GB")).call("c1", context="big")
-    assert c.ended == {}
-    c.join("p1", of=devices(1, kind="NVIDIA A100", memory="40 GB"))
-    assert c.lives_on("big") == ["p1"]
-
-
 def test_gpu_context_is_placed_by_device_memory_alone(cluster: Make) -> None:
     c = cluster().join("p1", of=devices(1, kind="NVIDIA A10", memory="24 GB"))
     c.define(recipe("a", memory="60 GB", device_memory_bytes=7 * 10**9)).call("1", context="a")
@@ -244,14 +237,6 @@ def test_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> None
     assert places(c, "a") == ["cpu:0", "cpu:1"]
     assert c.ended["2"].failure.kind is FailureKind.NO_DEVICE
     assert "ask for 2 GPUs a node ([provider] gpus)" in c.ended["2"].failure.message
-
-
-def test_spare_cores_are_not_freed_for_contexts_excluded_from_them(cluster: Make) -> None:
-    c = cluster().join("p1", of=mixed(host="8 GB")).define(recipe("host", memory="8 GB", kinds=("cpu",)))
-    c.call("1", context="host").hot(context="host", run_s=1.0)
-    c.define(recipe("m", device_memory_bytes=20 * GB), recipe("n", device_memory_bytes=20 * GB))
-    c.call("2", context="m").hot(context="m", run_s=50.0).calls(9, context="m").call("3", context="n").wait(300)
-    assert places(c, "host") == ["cpu:0"]
 
 
 @pytest.mark.parametrize(("kinds", "where"), [((), "cpu:0"), (("NVIDIA",), "cuda:0")])

@@ -13,11 +13,9 @@ from policies import stubs
 
 from benchmarks.baselines.loading import ROOT
 from stoker.manager import policies
-from stoker.manager.core.events import SessionDefined
-from stoker.manager.core.nouns import Call, Context, Library, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.protocol.blocks import Source
 from stoker.protocol.calls import FailureKind, Objective
 from stoker.protocol.ids import LibraryId
 from stoker.protocol.to_manager import Cancel
@@ -47,14 +45,6 @@ def test_gang_starts_on_all_of_its_libraries_at_once_or_not_at_all(toy: Make, ma
     assert [(rank, size) for _, rank, size in parts] == [(0, 3), (1, 3), (2, 3)]
     assert parts[0][0] == parts[2][0]
     assert t.ended["g"].ok
-
-
-def test_gang_takes_available_libraries_within_its_bounds(toy: Make) -> None:
-    t = toy(policies=lambda: stubs.policies(dispatch=stubs.Elastic()))
-    t.pilot("p1", devices=3)
-    t.context("a", load_s=0.5).call("w1", "w2", "w3", context="a").run()
-    t.call("g", context="a", gang=(2, 8)).run()
-    assert [size for _, _, size in starts(t, "g")] == [3, 3, 3]
 
 
 def test_failing_member_ends_the_gang_once(toy: Make) -> None:
@@ -197,37 +187,6 @@ def test_call_is_sent_to_the_best_free_variant(toy: Make) -> None:
 
 
 # ---- pilots
-
-
-def test_released_pilot_finishes_running_calls_and_exits(toy: Make) -> None:
-    t = toy(policies=lambda: stubs.policies(provisioning=stubs.Lease(lease_s=10.0)))
-    t.give(SessionDefined((Source("cpus", most=2),)))
-    t.pilot("p1", block="b1")
-    t.call("short", run_s=0.001).run()
-    t.call("long", run_s=30.0).call("more", run_s=1.0)
-    t.run(until=12.0)
-    assert t.core.state.pilots["p1"].state is PilotState.DRAINING  # type: ignore[index]
-    t.run(until=35.0)
-    assert t.ended["long"].ok
-    assert t.core.state.pilots == {}
-    assert (t.open(), t.core.state.lost_pilots) == (["more"], 0)
-    t.pilot("p2")
-    t.run()
-    assert t.ended["more"].ok
-
-
-def test_one_plan_evicts_a_library_and_loads_its_replacement(toy: Make) -> None:
-    t = toy()
-    pilot = t.pilot("p1", memory="8 GB")
-    t.context("a", declares="8 GB").context("b", declares="8 GB")
-    t.call("a1", context="a", run_s=3.0).run()
-    t.call("b1", context="b")
-    states = {x.context.recipe.key: x.state for x in t.core.state.libraries.values()}
-    assert states == {"a": LibraryState.STOPPING, "b": LibraryState.LOADING}
-    assert [x.recipe.key for x in pilot.libraries.values() if x.held_bytes] == ["a"]
-    t.run()
-    assert [x.recipe.key for x in pilot.libraries.values() if x.held_bytes] == ["b"]
-    assert t.ended["b1"].ok
 
 
 MakeCluster = Callable[..., Cluster]

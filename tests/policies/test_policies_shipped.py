@@ -111,12 +111,6 @@ def test_awareness_of_a_context_is_never_increased() -> None:
     assert limited(forgetful, None) is forgetful
 
 
-def test_every_device_works_while_calls_without_contexts_wait() -> None:
-    # Ten loads start at once, although one library would finish all calls before a second library is loaded.
-    _, outcome = simulate("no-awareness", world(source(10), model(load_s=100.0)), calls(30))
-    assert outcome.ended_at == pytest.approx(3 * 101.0)
-
-
 def test_retiring_libraries_get_successors_if_there_is_room() -> None:
     context = model(load_s=100.0, awareness=Awareness.DISK)
     _, outcome = simulate("default", world(source(10), context), calls(30))

@@ -159,13 +159,6 @@ def test_gpu_library_sleeps_after_its_keep_alive() -> None:
     c.hears("p1", to_pilot.SleepLibrary)
 
 
-def test_minimum_number_of_libraries_stays_awake() -> None:
-    c = on_gpu("a")
-    c.tell("ana", say.DefineRecipe(limited(c, "a", least=1, keep_alive_s=5.0)))
-    serve(c, "a").wait(60)
-    c.nothing_else_was_said()
-
-
 def test_context_that_failed_to_wake_sleeps_no_more() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1")

@@ -60,15 +60,6 @@ def test_first_load_reserves_the_default_memory(lab: Lab) -> None:
     assert lab.promised() == [pytest.approx(5.25)]
 
 
-def test_reported_cache_grows_with_its_calls(lab: Lab) -> None:
-    lab.ask("1").loads()
-    lab.offered()
-    lab.ask("2", tokens=1000)
-    assert lab.offered() == ("2", 0.0)
-    lab.ask("3", tokens=800)
-    assert lab.offered() == ("3", pytest.approx(4 + 2 * 1.25))
-
-
 def test_two_models_share_a_device_once_their_caches_are_known(lab: Lab) -> None:
     lab.ask("x").loads()
     lab.offered()
@@ -115,15 +106,6 @@ def test_offers_stay_within_a_cache_that_cannot_be_resized(lab: Lab) -> None:
     lines = [text for _, text in library.notes]
     assert any("its cache of 1,000 tokens cannot be resized" in line for line in lines)
     assert "cannot be resized" in str(tell_story(lab.core.state, f"lib-{library.id}"))
-
-
-def test_neighbour_is_not_evicted_for_a_fixed_cache(lab: Lab) -> None:
-    lab.ask("1", "2", tokens=450).loads(FIXED, measured=8.0)
-    lab.forget()
-    lab.ask("y", context="b").loads(measured=3.0)
-    lab.forget()
-    lab.ask("3", tokens=500)
-    assert not [each for each in lab.mail.get("p1", ()) if isinstance(each, to_pilot.EvictCall)]
 
 
 def test_manager_without_its_journal_learns_the_cache_size(lab: Lab) -> None:

@@ -50,16 +50,6 @@ def test_instance_without_calls_sleeps_on_a_gpu() -> None:
     assert lab.of().state is LibraryState.ASLEEP
 
 
-@pytest.mark.parametrize("lacks", ["host memory", "sleep", "a faster wake"])
-def test_instance_that_cannot_sleep_ends(lacks: str) -> None:
-    lab = Lab(sleepers="1 GB" if lacks == "host memory" else "20 GB").models("a")
-    lab.served("x", sleeps=lacks != "sleep")
-    if lacks == "a faster wake":
-        lab.context("a").wake_s = 20.0
-    lab.idle()
-    assert lab.hears("p1", to_pilot.StopLibrary).library == lab.of().id
-
-
 def test_sleeping_instance_wakes_for_a_call_and_gets_it() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(lab.of(), keeps="1 GB", host="5 GB").forget()

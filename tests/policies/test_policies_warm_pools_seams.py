@@ -87,15 +87,6 @@ def test_job_starts_at_once_on_as_many_as_its_deadline_needs(lab: Make, due_in: 
     assert libraries(t) == replicas
 
 
-def test_idle_warm_replicas_are_used_and_only_missing_ones_warmed(lab: Make) -> None:
-    t = warm(lab(), 1)
-    began = t.now
-    job(t, "j", due_in=55.0).run()
-    assert size(t, "j") == 3
-    assert libraries(t) == 3
-    assert t.ended_at["j"] <= began + 55.0
-
-
 def test_promised_replica_is_not_given_to_a_later_job(lab: Make) -> None:
     t = warm(lab(), 1)
     began = t.now
@@ -168,14 +159,6 @@ def test_job_with_a_past_deadline_is_an_ordinary_late_job(lab: Make) -> None:
     job(t, "k", due_in=-10.0, drop_late=True).run()
     assert t.ended["j"].ok
     assert "dropped: 10 s past its deadline" in t.ended["k"].failure.message
-
-
-def test_forecast_is_sent_again_only_when_it_changes(lab: Make) -> None:
-    t = job(lab(), "j", due_in=130.0, step_s=1.0).run()
-    said = forecasts(t, "j")
-    assert all(in_time for _, in_time in said)
-    assert said[0][0] == pytest.approx(110.0, abs=0.5)
-    assert len(said) <= 3
 
 
 def test_slow_job_is_forecast_to_be_late_while_it_runs(lab: Make) -> None:

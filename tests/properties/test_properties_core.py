@@ -59,7 +59,7 @@ class Pilots(RuleBasedStateMachine):
 
     @rule(seconds=times)
     def wait(self, seconds: float) -> None:
-        self.toy.run(until=self.toy.now + seconds)
+        self.toy.run(until=max(1e-6, self.toy.now + seconds))
 
     @precondition(lambda self: sum(pilot.alive for pilot in self.toy.pilots.values()) < 3)
     @rule(devices=st.integers(1, 2), block=st.sampled_from(("", "b1")))

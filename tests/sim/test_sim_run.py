@@ -206,21 +206,16 @@ def test_random_numbers_depend_only_on_seed_purpose_and_index() -> None:
     assert len({Stream(seed, purpose).uniform(3) for seed in (1, 2) for purpose in ("a", "b")}) == 4
 
 
-def test_random_numbers_are_uniform() -> None:
+def test_random_numbers_are_uniform_and_factors_have_their_spread() -> None:
     stream = Stream(5, "x")
     drawn = [stream.uniform(n) for n in range(20_000)]
     assert all(0.0 < number < 1.0 for number in drawn)
     assert fmean(drawn) == pytest.approx(0.5, abs=0.01)
     assert pstdev(drawn) == pytest.approx(12**-0.5, abs=0.01)
-
-
-@pytest.mark.parametrize("cv", [0.1, 0.5, 1.0])
-def test_factors_have_mean_one_and_the_requested_spread(cv: float) -> None:
-    stream = Stream(5, "x")
-    drawn = [stream.factor(n, cv=cv) for n in range(50_000)]
-    assert fmean(drawn) == pytest.approx(1.0, abs=0.02)
-    assert pstdev(drawn) == pytest.approx(cv, rel=0.06)
-    assert Stream(5, "x").factor(9, cv=0.0) == 1.0
+    for cv in (0.1, 1.0):
+        factors = [stream.factor(n, cv=cv) for n in range(20_000)]
+        assert (fmean(factors), pstdev(factors)) == (pytest.approx(1.0, abs=0.03), pytest.approx(cv, rel=0.08))
+    assert stream.factor(9, cv=0.0) == 1.0
 
 
 def test_events_happen_in_order_of_time_and_then_of_insertion() -> None:
