@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from core.builders import Cluster, recipe
 
-from stoker.manager.core import ending
-from stoker.protocol import to_client
+from stoker.manager.core import ending, report
+from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, ListedState
 
@@ -106,3 +106,28 @@ def test_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
     groups = ending.list_failure_groups(state)
     assert sum(group.count for group in groups) == state.failures == count - 2
     assert "other failures" not in {group.error for group in groups}
+
+
+def test_status_names_the_slowest_ended_calls(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").ready().end("x", run_s=0.5)
+    for number in range(ending.MOST_SLOW + 5):
+        c.call(f"n{number}").end(*[c.names[id] for id in c.core.state.calls], run_s=1.0 + number % 7)
+    c.wait(3)
+    slowest = c.status().slowest
+    assert len(slowest) == ending.MOST_SLOW
+    assert [run.run_s for run in slowest] == sorted((run.run_s for run in slowest), reverse=True)
+    first = slowest[0]
+    assert (first.run_s, first.function, first.context, first.pilot) == (7.0, "f", "bare", "p1")
+    assert first.ended_s >= 3.0
+
+
+def test_status_of_a_large_session_is_small() -> None:
+    c = Cluster(validates=False).define(recipe("llm"))  # validation would take minutes
+    c.join(*[f"p{number}" for number in range(200)])
+    c.calls(20_000, context="llm").ready()
+    for number, library in enumerate(list(c.core.state.libraries.values())):
+        name = c.names[next(iter(library.held))]
+        c.end(name, ok=False, raised=f"ValueError: no\n  at prog.py:{number} in f")
+    status = report.session_status(c.core.state)
+    assert (len(status.failure_groups), len(status.longest)) == (20, 10)
+    assert len(wire.encode([status])) < 500_000

@@ -321,16 +321,6 @@ def test_calls_for_one_library_overtake_a_gang_that_waits(cluster: Make) -> None
     assert len(made.ended) == 7
 
 
-def test_reserved_libraries_are_released_if_a_gang_lacks_members(cluster: Make) -> None:
-    made = cluster(pilots=3).calls(3).ready().forget()
-    made.call("gang", gang=(3, 3)).call("a").call("b").end("1")
-    assert made.waiting() == ["gang", "a", "b"], "p1 is kept"
-    made.lose("p3")
-    assert (made.held("p1"), made.held("p2")) == (["3"], ["2"])
-    made.end("2")
-    assert made.held("p2") == ["a"]
-
-
 @pytest.mark.parametrize("called", ["before the break", "during the break", "when it was given up"])
 def test_gang_that_starts_at_a_hello_starts_once_on_all_members(cluster: Make, *, called: str) -> None:
     """Without a second library in the hello, this event assigned the call to the gang."""

@@ -38,11 +38,6 @@ def test_addresses_and_the_manifest_are_sent_once(peers: Peers) -> None:
     assert [order.manifest for order in peers.orders("p2")] == [b"digests"]
 
 
-def test_pilots_that_have_an_object_serve_in_turn(peers: Peers) -> None:
-    peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4").want("p3", "p4", refs=(SMALL,))
-    assert {peers.told("p3"), peers.told("p4")} == {(("p1",), False), (("p2",), False)}
-
-
 def test_pilot_without_an_address_is_no_source(peers: Peers) -> None:
     peers.here("p1", serves=False).here("p2").want("p1")
     assert peers.told("p1") == ((), True)

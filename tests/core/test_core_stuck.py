@@ -125,10 +125,3 @@ def test_stuck_library_gets_no_backlog_under_any_policy(cluster: Make) -> None:
     assert c.waiting() == ["s1", "s2", "s3"]
     c.end("long")
     assert c.held() == ["s1", "s2", "s3"]
-
-
-def test_backlog_of_calls_known_to_be_long_is_kept(cluster: Make) -> None:
-    c = cluster(pilots=1, policies=by(HottestFirst(prefetch_s=60.0))).calls(1).hot(run_s=5.0).calls(9)
-    for _ in range(5):
-        c.wait(5.0).end(c.held()[0], run_s=5.0)
-    assert not [said for said in c.mail["p1"] if isinstance(said, to_pilot.TakeBack)]

@@ -20,7 +20,7 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.core import events, story
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features
 from stoker.units import parse_bytes
 
 _decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
@@ -49,7 +49,6 @@ class Toy(Desk):
         self.names: dict[int, str] = {}
         self.ended: dict[str, CallEnd] = {}
         self.ended_at: dict[str, float] = {}
-        self.reports: list[CallProgress] = []
         self.advice: dict[str, tuple[float, events.ContextAdvice]] = {}
         self.over = ""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -170,8 +169,6 @@ class Toy(Desk):
                         name = self.names[end.call]
                         assert name not in self.ended, f"{name} ended twice"
                         self.ended[name], self.ended_at[name] = end, self.now
-                case events.ToClient(_, to_client.ProgressReports(reports)):
-                    self.reports += reports
                 case events.SetTimer(at, key):
                     self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]
                 case events.AskAdvice(events.OfContext(key)) if key in self.advice:

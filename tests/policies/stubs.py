@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stoker.manager.core import seams
 from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
-from stoker.protocol.ids import BlockId, LibraryId, PilotId
+from stoker.protocol.ids import LibraryId
 
 
 def policies(
@@ -158,25 +158,6 @@ class LoadOnAdvice(LoadWhereWanted):
         if context.advice[""].run_s < 100:
             return ()
         return tuple(seams.Drop(call.id, "it would take too long") for call in context.queue)
-
-
-class Lease(TakeWhatComes):
-    """Provisioning like PromptTuner's reclaim after 60 s: release a block when its lease ends."""
-
-    def __init__(self, *, lease_s: float) -> None:
-        super().__init__()
-        self.lease_s = lease_s
-        self.leased: set[PilotId] = set()
-
-    def demand(self, view: seams.View) -> Sequence[seams.Action]:
-        new = [id for id in view.pilots if id not in self.leased]
-        self.leased.update(new)
-        timers = [seams.Timer(view.now + self.lease_s, id) for id in new]
-        return timers if view.blocks else [*timers, seams.WantBlocks("cpus", 1)]
-
-    def timer(self, view: seams.View, key: str) -> Sequence[seams.Action]:
-        pilot = view.pilots.get(PilotId(key))
-        return (seams.ReleaseBlock(BlockId(pilot.block), "its lease is over"),) if pilot is not None else ()
 
 
 def fewer_rounds(policies: seams.Policies, *, period_s: float = 0.2) -> seams.Policies:

@@ -99,14 +99,6 @@ def test_slow_pilot_drains_earlier(cluster: Make) -> None:
     assert {name: c.pilot(name).state.value for name in ("fast", "slow")} == {"fast": "here", "slow": "draining"}
 
 
-@pytest.mark.parametrize(("speed", "calls"), [(1.0, 20), (0.25, 5)])
-def test_slow_library_gets_a_smaller_backlog(cluster: Make, speed: float, calls: int) -> None:
-    c = two_kinds(cluster, run_s=0.001, speed=speed)
-    window = c.policies.dispatch.window
-    assert window(c.core.state, c.library("slow")) == pytest.approx(1 + calls, abs=1)
-    assert window(c.core.state, c.library("fast")) == pytest.approx(21, abs=1)
-
-
 def test_forecast_counts_each_kind_by_its_speed(cluster: Make) -> None:
     c = two_kinds(cluster).calls(52)
     assert c.status().left_s == pytest.approx(52 / (1 / 10.0 + 1 / 40.0), rel=0.01)

@@ -104,13 +104,6 @@ def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
 
 
-def test_deadline_becomes_nearer_while_a_job_waits(allot: Allot) -> None:
-    late = job(1, 200.0, 100.0)
-    assert allot([late], Pool(idle=4), now=50.0) == {1: 1}
-    assert allot([late], Pool(idle=4), now=120.0) == {1: 2}
-    assert allot([late], Pool(idle=4), now=150.0) == {1: 3}
-
-
 def test_hopelessly_late_job_gets_only_unwanted_devices(allot: Allot) -> None:
     lost, hopeful = job(1, 10.0, 100.0), job(2, 300.0, 100.0)
     assert allot([lost, hopeful], Pool(idle=1), now=0.0) == {2: 1}
@@ -139,12 +132,6 @@ def test_job_waits_for_devices_returned_in_time_else_for_cold_ones(order: Order)
     assert ordered == Promise(1, 1, free_at=120.0)
 
 
-def test_two_jobs_cannot_wait_for_the_same_device(order: Order) -> None:
-    pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
-    found = order({"a": [job(1, 200.0, 100.0), job(2, 210.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)
-    assert found == {"a": {2: Promise(2, 1, free_at=120.0)}}
-
-
 def test_load_time_counts_and_idle_devices_are_used_first(order: Order) -> None:
     pools = {"a": Pool(idle=1, cold_s=20.0)}
     [ordered] = order({"a": [job(1, 70.0, 100.0)]}, pools, cold=8, now=0.0)["a"].values()
@@ -167,13 +154,6 @@ def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot,
     assert allot([waiting, job(2, 400.0, 100.0)], coming, now=1.0) == {}
     come = Pool(idle=3, promised=(Promise(1, 2, beside=1, here=2),), cold_s=20.0)
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
-
-
-def test_job_that_no_load_can_help_waits_for_returned_devices(order: Order) -> None:
-    soon = Pool(idle=0, busy=(10.0, 10.0, 10.0, 10.0), cold_s=20.0)
-    assert order({"a": [job(1, 40.0, 100.0)]}, {"a": soon}, cold=8, now=0.0) == {}
-    other = job(2, 60.0, 100.0)
-    assert list(order({"a": [job(1, 40.0, 100.0), other]}, {"a": soon}, cold=8, now=0.0)["a"]) == [2]
 
 
 def test_jobs_do_not_wait_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
