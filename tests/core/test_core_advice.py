@@ -40,13 +40,6 @@ def judge(c: Cluster, about: events.About, verdict: events.VerdictAdvice = DISK)
 
 
 # ---- costs
-def test_new_contexts_and_functions_are_sent_to_the_advisor_once(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2", context="a")
-    assert [each.about for each in asked(c, events.OfContext)] == [events.OfContext("bare"), events.OfContext("a")]  # type: ignore[arg-type]
-    (question,) = asked(c, events.OfFunction)
-    assert question == events.AskAdvice(events.OfFunction("f", "a"), "f")  # type: ignore[arg-type]
-
-
 def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
     about = events.OfFunction("f", "bare")  # type: ignore[arg-type]
@@ -369,10 +362,3 @@ def test_timer_runs_only_while_calls_with_logs_run(cluster: Make) -> None:
     assert blame.PRINTING_TIMER in c.core.state.timers
     c.end("1").wait(2 * blame.EVERY_S)
     assert blame.PRINTING_TIMER not in c.core.state.timers
-
-
-def test_empty_list_of_ends_changes_nothing(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready()
-    c.report("p1", say.CallsEnded(c.library().id, []))
-    assert c.held() == ["1"]
-    assert c.library().printed_to == 0

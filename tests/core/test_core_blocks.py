@@ -118,21 +118,6 @@ def test_missing_factory_is_reported_to_waiting_calls(cluster: Make) -> None:
 
 
 # ---- the policy
-def test_opportunistic_blocks_stay_queued_while_calls_wait(cluster: Make) -> None:
-    c = cluster().sources(OPEN)
-    assert c.asked() == []
-    c.calls(100)
-    assert c.asked() == ["b1", "b2"]
-    c.block("b1", phase=BlockPhase.PENDING).block("b2", phase=BlockPhase.PENDING)
-    assert c.asked() == []
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1")
-    assert c.asked() == ["b3"]
-    c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
-    assert c.asked() == ["b4"]
-    c.block("b3", phase=BlockPhase.RUNNING).join("p3", block="b3")
-    assert c.asked() == []  # the maximum is four
-
-
 def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
     """After the first pilot of a block joined, other calls wait for the other pilots, not for a second block."""
     c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
@@ -190,15 +175,6 @@ def test_grace_time_of_a_block_without_pilots_is_in_the_journal(cluster: Make) -
     assert c.asked() == []
     c.wait(2.0)
     assert c.asked() == ["b3"]
-
-
-def test_requeued_job_gets_its_grace_time(cluster: Make) -> None:
-    c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
-    c.join("p2", block="b2").forget().lose("p1").block("b1", phase=BlockPhase.PENDING, reason="BeginTime").wait(100.0)
-    assert list(c.core.state.sources["mine"].coming) == ["b1"]
-    c.block("b1", phase=BlockPhase.RUNNING).wait(100.0)
-    assert list(c.core.state.sources["mine"].coming) == ["b1"], "its new pilot may still come"
-    assert c.asked() == []
 
 
 def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:

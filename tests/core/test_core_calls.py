@@ -199,16 +199,6 @@ def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make)
     assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"
 
 
-def test_calls_assigned_in_the_frame_that_ends_a_library_are_moved(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().forget()
-    end = CallEnd(c.ids["1"], True)  # type: ignore[arg-type]
-    c.names[c.ids["1"]] = "1"
-    c.report("p1", say.CallsEnded(1, [end]), say.LibraryGone(1))  # type: ignore[arg-type]
-    assert c.waiting() == ["2"]
-    assert c.hears("p1", to_pilot.StartLibrary).library == 2
-    c.nothing_else_was_said()
-
-
 def test_calls_assigned_in_the_frame_of_a_release_are_unsent(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().end("1").forget()
     c.ids["2"], c.names[2] = 2, "2"

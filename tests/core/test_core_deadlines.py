@@ -72,13 +72,6 @@ def test_late_running_call_is_reported_and_queued_behind_others(cluster: Make) -
     assert all(end.ok for end in c.ended.values())
 
 
-@pytest.mark.parametrize("drop", [True, False])
-def test_running_call_is_not_dropped(cluster: Make, drop: bool) -> None:
-    c = cluster(pilots=1)
-    c.call("slow", objective=due(c, 5, drop=drop)).ready().wait(60).end("slow", run_s=60.0)
-    assert c.ended["slow"].ok
-
-
 DROP = Objective(drop_late=True)
 
 

@@ -44,16 +44,6 @@ def test_full_disks_do_not_count_against_the_recipe(cluster: Make) -> None:
     assert c.context("a").load_failures == 0
 
 
-def test_full_cache_blocks_one_context_and_unwritable_disk_all(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", memory="2 GB"), recipe("b", memory="2 GB")).call("1", context="a")
-    run_out(c, "p1")
-    c.call("2", context="b")
-    assert (c.lives_on("a"), c.lives_on("b")) == ([], ["p1"])
-    run_out(c, "p1", phase=LibraryPhase.STARTING, context="b")
-    c.call("3")
-    assert c.lives_on() == []
-
-
 def test_unfit_pilot_is_reported_with_advice(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
     run_out(c, c.lives_on("a")[0])
@@ -129,19 +119,6 @@ def test_unfit_pilot_is_retried_after_growing_pauses(cluster: Make) -> None:
     c.die(c.library("p2", "a"), failure=full("p2"))
     c.wait(blame.UNFIT_RETRY_S[0] + 2)
     assert c.lives_on("a") == ["p1", "p2"], "it has worked there meanwhile: the first try comes soon again"
-
-
-def test_library_ended_by_a_lack_of_its_pilot_blames_no_call(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a")).call("1", context="a").ready(only="p1")
-    for _ in range(3):
-        library = next(iter(c.context("a").libraries.values()))
-        c.die(library, "1", failure=full(library.pilot.id))
-        assert c.the_call("1").kills == 0
-        blame.mark_pilot_fit(c.pilot("p1"), "a")
-        blame.mark_pilot_fit(c.pilot("p2"), "a")
-        c.wait(2).ready()
-        c.by_hand = True
-    assert c.ended == {}
 
 
 # ---- a cache with objects in use

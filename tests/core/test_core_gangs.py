@@ -188,21 +188,6 @@ def test_measured_size_is_not_extrapolated_from_another_size() -> None:
     assert paces.mean_s(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
 
 
-def test_bound_exceeds_the_mean_by_the_measured_variation() -> None:
-    paces = Paces()
-    for seconds in (1.0, 1.0, 1.0):
-        paces.learn(1, work=1, seconds=seconds)
-    assert paces.bound_s(1, 1) == paces.mean_s(1, 1) == 1.0
-    paces.learn(1, work=1, seconds=2.0)
-    mean, bound = paces.mean_s(1, 1), paces.bound_s(1, 1)
-    assert mean is not None
-    assert bound is not None
-    assert 1.0 < mean < bound < 2.0
-    for _ in range(50):
-        paces.learn(1, work=1, seconds=1.0)
-    assert paces.bound_s(1, 1) == pytest.approx(1.0, abs=0.01)
-
-
 def test_share_of_items_done_is_learned_by_kind() -> None:
     paces, plain, searched = Paces(), Features(items=100), Features(items=200, shared_s=5.0)
     for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):

@@ -62,11 +62,6 @@ def test_unknown_context_gets_a_device_then_its_measured_memory(cluster: Make) -
     c.nothing_else_was_said()
 
 
-def test_calls_without_a_context_fit_next_to_an_unknown_context(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2")
-    assert (c.lives_on("a"), c.lives_on("bare")) == (["p1"], ["p1"])
-
-
 def test_two_failed_loads_fail_waiting_calls_but_not_later_calls(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).calls(2, context="a")
     c.fail_load(c.library(context="a"))
@@ -155,17 +150,6 @@ def test_unrequested_resize_answer_is_refused(cluster: Make) -> None:
     hand.resized(1 * GB)
     assert hand.lib1.promised_bytes == 3 * GB
     assert hand.c.refused == {"resize that the manager did not order": 1}
-
-
-def test_stopping_library_keeps_its_memory_until_it_has_exited(cluster: Make) -> None:
-    hand = Hand(cluster(pilots=1, memory="8 GB"))
-    hand.do(Unload(hand.lib1.id, "for a test"))
-    assert hand.lib1.state is LibraryState.STOPPING
-    assert hand.c.pilot().devices["cpu:0"].free_bytes == 2 * GB  # type: ignore[index]
-    assert hand.c.pilot().devices["cpu:0"].budget_bytes == 5 * GB  # type: ignore[index]
-    hand.c.end("1").die(hand.lib1, failure=None)
-    assert hand.c.pilot().devices["cpu:0"].free_bytes == 5 * GB  # type: ignore[index]
-    assert hand.c.ended["1"].ok
 
 
 def test_library_reserves_memory_on_each_of_its_devices(cluster: Make) -> None:

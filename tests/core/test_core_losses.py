@@ -81,24 +81,11 @@ def test_reconnected_pilot_was_not_lost(cluster: Make) -> None:
     assert recorded(c) == []
 
 
-def test_released_pilot_is_not_lost_by_its_final_signal(cluster: Make) -> None:
-    c = running(cluster).tell("ana", say.ReleaseBlock("b1"))
-    c.report("p1", SIGTERM)
-    assert (c.status().lost_pilots, recorded(c)) == (0, [(PilotEnd.LET_GO, None)])
-
-
 def test_signalled_pilot_that_is_killed_is_lost(cluster: Make) -> None:
     c = running(cluster).call("c1")
     c.report("p1", say.LibraryGone(c.library().id, None, loading=True)).lose("p1")
     c.block("b1", phase=BlockPhase.ENDED, reason="cancelled", loss=LossReason.CANCELLED)
     assert c.status().losses == {"cancelled": 1}
-
-
-def test_story_of_a_pilot_names_its_cancelled_job(cluster: Make) -> None:
-    c = running(cluster).lose("p1")
-    c.block("b1", phase=BlockPhase.ENDED, reason="cancelled by someone (scancel)", loss=LossReason.CANCELLED)
-    said = "counted as lost: cancelled; block b1's job job-b1 was cancelled by someone (scancel)"
-    assert said in [text for _, text in c.core.state.gone_pilots["p1"].notes]
 
 
 def counts(c: Cluster) -> list[int]:

@@ -46,13 +46,6 @@ def test_map_has_its_own_progress_and_forecast(cluster: Make) -> None:
     assert line_of_maps(c).startswith("maps verify 320 of 1,000 (200 kept by earlier runs) 2.0/s about 5 min")
 
 
-def test_first_results_do_not_set_the_forecast(cluster: Make) -> None:
-    c = cluster(pilots=2).tell("ana", report(total=1000, unsent=990)).calls(10).ready()
-    for first in (1, 3, 5):
-        c.wait(1).end(str(first), run_s=0.1).end(str(first + 1), run_s=0.1)
-    assert 45 < c.status().left_s < 55, "calls of 0.1 s on two libraries, though only two a second have ended"
-
-
 def test_map_without_a_length_has_no_forecast(cluster: Make) -> None:
     c = cluster(pilots=2).tell("ana", report(done=2)).calls(5).ready()
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)

@@ -92,15 +92,6 @@ def test_node_with_a_good_device_of_the_kind_stays(cluster: Make, faults: tuple[
     assert c.pilot().state is PilotState.HERE
 
 
-def test_bad_gpu_next_to_good_cores_excludes_the_node(cluster: Make) -> None:
-    c = cluster().sources(GPU)
-    c.call("c1")
-    of = (*devices(1), msgspec.structs.replace(devices(1, kind="a10")[0], fault=BAD))
-    hello = say.PilotHello(wire.VERSION, SESSION, "host", 7, of, "b1", node="n2")
-    c.report("p1", hello, numbered=False)
-    assert [each.why for each in c.status().excluded_nodes] == [BAD]
-
-
 @pytest.mark.parametrize(
     ("source", "node"),
     [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from core.builders import SESSION, devices, recipe
 from core.told import BIG, SMALL, Peers, library
 
-from stoker.contexts.recipe import Awareness, ObjectRef
+from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import ManagerRestarted
 from stoker.manager.core.transfers import Limits
 from stoker.protocol import to_manager as say
@@ -38,15 +37,6 @@ def test_addresses_and_the_manifest_are_sent_once(peers: Peers) -> None:
     assert [order.manifest for order in peers.orders("p2")] == [b"digests"]
 
 
-def test_pilot_without_an_address_is_no_source(peers: Peers) -> None:
-    peers.here("p1", serves=False).here("p2").want("p1")
-    assert peers.told("p1") == ((), True)
-    peers.want("p2")
-    assert peers.told("p2") == ((), True)
-    peers.arrive("p1")
-    assert peers.told("p2") is None
-
-
 def test_rarest_object_gets_the_free_transfer_slot(peers: Peers) -> None:
     """All transfer slots of p1 and p2 are used. The next free slot is for the rarer object."""
     common = ObjectRef("file-common", 100, "/c")
@@ -61,15 +51,6 @@ def test_rarest_object_gets_the_free_transfer_slot(peers: Peers) -> None:
     peers.arrive(freed, common)
     assert peers.told("r1") is None
     assert peers.told("r2") == (("p1",), False)
-
-
-def test_pilot_gets_a_bounded_number_of_sources(peers: Peers) -> None:
-    names = [f"p{n}" for n in range(60)]
-    peers.here(*names).want(*names)
-    counts = [len(peers.orders(name)) for name in names]
-    limits = Limits()
-    assert max(counts) <= 1 + limits.sources
-    assert sum(counts) <= 2.5 * len(names)
 
 
 def test_pilots_of_one_cache_fetch_an_object_once(peers: Peers) -> None:
@@ -311,18 +292,3 @@ def test_load_plans_its_objects_before_its_pilot_requests_them(peers: Peers) -> 
     assert isinstance(start, to_pilot.StartLibrary)
     assert start.planned == (BIG.name,), "it has the other one"
     assert (fetch.object, [peer.pilot for peer in fetch.peers]) == (BIG, ["p1"])
-
-
-def test_object_listed_twice_in_a_recipe_is_planned_once(peers: Peers) -> None:
-    twice = msgspec.structs.replace(recipe("a"), objects=(BIG, BIG))
-    peers.define(twice).here("p1").call("1", context="a")
-    assert peers.hears("p1", to_pilot.StartLibrary).planned == (BIG.name,)
-    assert peers.told("p1") == ((), True)
-
-
-def test_objects_read_from_their_source_are_not_planned(peers: Peers) -> None:
-    made = msgspec.structs.replace(library(peers), awareness=Awareness.NONE)
-    peers.here("p1").define(made).forget().call("1", context="llm")
-    start = next(message for message in peers.mail["p1"] if isinstance(message, to_pilot.StartLibrary))
-    assert start.planned == ()
-    assert peers.orders("p1") == []

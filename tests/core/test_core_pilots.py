@@ -36,12 +36,6 @@ def test_every_message_of_a_pilot_has_one_handler() -> None:
     assert len(steps) == len(set(steps))
 
 
-def test_last_messages_of_a_disconnected_pilot_count(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().cut("p1").end("1")
-    assert c.ended["1"].ok
-    assert c.waiting() == ["2"]
-
-
 def test_pilot_that_reconnects_with_everything_continues(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1").come_back("p1", lib1=("1",))
     c.nothing_else_was_said()
@@ -115,15 +109,6 @@ def test_reconnecting_pilot_that_already_left_is_told_to_exit(cluster: Make) -> 
     assert "counted this pilot as lost" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
-def test_context_of_a_disconnected_pilot_is_soon_loaded_elsewhere(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready().end("1").join("p2").cut("p1").call("2")
-    assert c.lives_on() == ["p1"]
-    c.wait(2.5)
-    assert c.lives_on() == ["p1"]
-    c.wait(2.5)
-    assert c.lives_on() == ["p1", "p2"]
-
-
 def test_repeated_frame_is_processed_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready()
     c.end("1")
@@ -152,21 +137,6 @@ def test_messages_of_unknown_libraries_are_refused_and_counted(cluster: Make) ->
     assert c.refused["library ready twice"] == 1
     c.end("1")
     assert c.ended["1"].ok
-
-
-def test_draining_pilot_finishes_running_calls_and_returns_others(cluster: Make) -> None:
-    c = cluster(pilots=1).join("p2", block="b7").calls(2).hot(run_s=0.001)
-    c.calls(12)
-    held = c.held("p2")
-    c.forget().tell("ana", say.ReleaseBlock("b7"))
-    told = c.hears("p2", to_pilot.Exit)
-    assert (told.drain, c.pilot("p2").state) == (True, PilotState.DRAINING)
-    c.give_back(*held[1:])
-    assert set(held[1:]) <= {*c.held("p1"), *c.waiting()}
-    c.end(held[0])
-    assert c.ended[held[0]].ok
-    c.die(c.library("p2"), failure=None).report("p2", say.PilotLeaving("drained"))
-    assert (list(c.core.state.pilots), c.core.state.lost_pilots) == (["p1"], 0)
 
 
 def test_reconnected_draining_pilot_gets_its_drain_order_again(cluster: Make) -> None:

@@ -87,19 +87,6 @@ def test_pilot_is_drained_before_its_walltime_ends(cluster: Make, run_s: float, 
     assert f"its walltime is over in {margin_s:.0f} s" in c.hears("p1", to_pilot.Exit).reason
 
 
-def test_call_that_cannot_finish_in_time_waits_for_another_pilot(cluster: Make) -> None:
-    c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=50.0)
-    c.wait(520.0)  # 80 s are left, and a call of 50 s needs 77 s with its margin
-    assert c.pilot().state is PilotState.HERE
-    c.call("c2")
-    assert c.held() == ["c2"]
-    c.end("c2", run_s=50.0).wait(5.0)
-    c.call("c3")
-    assert c.waiting() == ["c3"]
-    c.join("p2").ready(only="p2")
-    assert c.held("p2") == ["c3"]
-
-
 def _end(c: Cluster, name: str) -> say.CallEnd:
     return say.CallEnd(c.ids[name], True, name.encode(), 1.0)  # type: ignore[arg-type]
 

@@ -194,13 +194,6 @@ def test_running_call_continues_when_its_client_resubmits_it(c: Cluster) -> None
     assert sent == [2], "the one that runs is not sent again"
 
 
-def test_running_call_continues_if_its_client_reconnected_first(c: Cluster) -> None:
-    bob(c)
-    again(c, 1)
-    back(c, facts(1))
-    assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
-
-
 def test_end_that_arrives_before_its_client_is_kept(c: Cluster) -> None:
     back(c, facts(1))
     end = CallEnd(3 << 40 | 1, True, b"result", 1.0)  # type: ignore[arg-type]

@@ -92,14 +92,6 @@ def started(c: Cluster, pilot: str = "p1") -> to_pilot.StartLibrary:
 
 
 # ---- memory of a process
-def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> None:
-    c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 8 * GB), model("n", 8 * GB))
-    c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
-    assert started(c).device_memory_bytes == 8_600_000_000
-    assert started(c).device_memory_bytes == 8_600_000_000
-    assert "c" in c.waiting("o")  # only 7 GB minus CUDA memory are free
-
-
 def test_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 24 * GB), model("n", 25 * GB))
     assert started(c.call("a", context="m")).device_memory_bytes == 24 * GB

@@ -159,15 +159,6 @@ def test_status_counts_everything_once(cluster: Make) -> None:
 
 
 # ---- one forecast
-def test_forecast_of_long_calls_is_run_time_over_slots(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").ready()
-    c.wait(100).end("1", "2", run_s=100.0).calls(6, context="a").wait(40)
-    status = c.status()
-    assert status.rate == 0.0, "nothing has ended in the last half minute"
-    assert status.left_s == 300.0
-    assert format_forecast(status) == "done in about 5 min"
-
-
 def test_forecast_of_short_calls_uses_the_shown_rate(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).calls(40, context="a").ready()
     for number in range(1, 21):

@@ -31,6 +31,16 @@ def test_calls_prefetched_behind_a_long_call_run_elsewhere(cluster: Make) -> Non
     assert c.held("p2", "a")[0] == "s1"
 
 
+def test_free_library_gets_calls_of_a_stuck_library_at_once(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
+    c.call("long").forget().call("s1")
+    assert c.held("p2") == ["long"]
+    assert c.held("p1") == ["s1"]
+    c.end("s1", run_s=SHORT_S).wait(2).call("s2", "s3", "s4")  # p1 also gets calls that it must queue
+    assert c.held("p2") == ["long"]
+    assert c.held("p1") == ["s2", "s3", "s4"]
+
+
 def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("long", "quick", context="a").ready()
     c.end("quick", run_s=SHORT_S).wait(60).call("s1", context="a").call("s2", context="a")
@@ -38,15 +48,6 @@ def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     c.calls(8, context="a")  # calls that arrive together are offered in turn
     assert c.held("p1", "a") == ["long"]
     assert len(c.held("p2", "a")) > 2
-
-
-def test_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1)
-    c.give_back("s1").call("s2")
-    assert c.held() == ["long"]
-    assert c.waiting() == ["s1", "s2"]
-    c.end("long", run_s=SHORT_S)  # the known mean duration is still short
-    assert c.held() == ["s1", "s2"]
 
 
 def test_cancelled_long_call_leaves_an_ordinary_library(cluster: Make) -> None:
@@ -57,15 +58,6 @@ def test_cancelled_long_call_leaves_an_ordinary_library(cluster: Make) -> None:
     c.report("p1", say.CallsReturned(library.id, (long,)))  # type: ignore[arg-type]
     assert c.call("s2", "s3").held() == ["s1", "s2", "s3"]
     assert not library.stuck
-
-
-def test_cancelled_call_left_to_finish_delays_no_others(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=5.0).join("p2")
-    c.call("long", context="a").tell("ana", say.Cancel([c.ids["long"]]))  # type: ignore[list-item]
-    c.call("s1", context="a").wait(4.5)
-    assert c.lives_on("a") == ["p1"]
-    c.wait(2.0)
-    assert c.lives_on("a") == ["p1", "p2"]
 
 
 def test_library_that_progresses_with_its_backlog_keeps_it(cluster: Make) -> None:

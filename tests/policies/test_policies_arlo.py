@@ -132,14 +132,6 @@ def test_call_of_a_lost_runtime_is_placed_again(family: Any) -> None:
     assert all(t.ended[f"c20-{n}"].ok for n in range(3))
 
 
-def test_calls_without_a_family_use_the_default_policy(family: Any) -> None:
-    t = family()
-    t.pilot("p1", devices=2)
-    t.context("other", declares="1 GB")
-    t.call("a", "b", context="other").call("c").run()
-    assert all(end.ok for end in t.ended.values())
-
-
 # ---- residency
 
 

@@ -5,9 +5,7 @@ import pytest
 from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.recipe import LibraryLimits, Recipe
-from stoker.manager.core import actions
 from stoker.manager.core.nouns import Library, LibraryState
-from stoker.manager.core.seams import Sleep
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
@@ -54,16 +52,6 @@ def test_sleeping_model_wakes_instead_of_loading() -> None:
     c.asleep(of(c, "b"), keeps="1 GB", host="5 GB").awake(of(c, "a"), wake_s=0.4)
     assert c.runs("p1") == ["a2"]
     assert (c.context("a").wake_s, c.context("a").loads) == (0.4, 1)
-
-
-def test_one_of_two_sleeping_libraries_wakes_for_one_call() -> None:
-    c = on_gpu("a", gpus=2, memory="7 GB").calls(2, context="a").ready(memory="6 GB", sleeps=True)
-    c.end("1", "2").forget()
-    for library in list(c.context("a").libraries.values()):
-        actions.apply(c.core.manager, Sleep(library.id), seam="residency")
-        c.asleep(library, keeps="1 GB", host="5 GB")
-    c.forget().call("a3", context="a")
-    assert sum(isinstance(message, to_pilot.WakeLibrary) for message in c.mail["p1"]) == 1
 
 
 @pytest.mark.parametrize("lacks", ["host memory", "sleep", "time", "an order"])

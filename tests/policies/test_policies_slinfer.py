@@ -23,6 +23,12 @@ class Lab(SlinferLab):
         self.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, GB, GB, slots=64))
         return start.recipe.key, start.device_memory_bytes / GB
 
+    def serves(self, pilot: str) -> Lab:
+        """Load an instance and take the offer of a call."""
+        self.started(pilot)
+        self.offered(pilot)
+        return self
+
     def refuse(
         self, pilot: str, name: str, *, required: int = 0, over_s: float = 0.0, case: RefusalCase | None = None
     ) -> Lab:
@@ -75,33 +81,13 @@ def test_offer_contains_step_times_and_the_wait_of_the_call(lab: Lab) -> None:
     assert 0.25 < order.waited_s <= 2.5
 
 
-def test_instance_grows_to_the_watermark_for_an_offered_call(lab: Lab) -> None:
-    lab.ask("1", "2", "3", "4", "5", prompt=100, output=100)
-    lab.started("cpu")
-    assert [lab.offered("cpu") for _ in range(5)] == [(str(n), 0.0) for n in range(1, 6)]
-    lab.ask("6", prompt=200, output=100)
-    assert lab.offered("cpu") == ("6", pytest.approx(4 + 1.3 * 1.25))
-
-
 def test_instance_grows_to_the_size_reported_by_its_pilot(lab: Lab) -> None:
     lab.ask("x")
-    lab.started("cpu")
-    lab.offered("cpu")
+    lab.serves("cpu")
     lab.refuse("cpu", "x", required=6 * GB)
     assert lab.offered("cpu") == ("x", pytest.approx(4 + 2 * 1.25))
     lab.refuse("cpu", "x", required=9 * GB)  # one refusal is enough: 9 GB do not fit on the device
     assert lab.started("gpu")[0] == "a"
-
-
-def test_largest_batch_is_offered_a_call_first(lab: Lab) -> None:
-    lab.pilot_of("cpu2", "cpu").ask("x", prompt=10, output=10)
-    lab.started("cpu")
-    lab.offered("cpu")
-    lab.refuse("cpu", "x")
-    lab.started("cpu2")
-    lab.offered("cpu2")
-    lab.ask("y", prompt=10, output=10)
-    assert lab.offered("cpu2")[0] == "y"
 
 
 def neighbours(
@@ -115,8 +101,7 @@ def neighbours(
     lab = Lab().models("a", "b")
     if elsewhere:
         lab.pilot_of("cpu2", "cpu", memory=elsewhere).ask("w", context="b", prompt=10, output=10)
-        lab.started("cpu2")
-        lab.offered("cpu2")
+        lab.serves("cpu2")
     lab.pilot_of("cpu", "cpu", memory=memory).ask("a0", "a1", prompt=400, output=100, objective=Objective())
     lab.started("cpu")
     lab.forget()
@@ -180,16 +165,6 @@ def test_cancelled_or_refused_call_preempts_no_instance(cancelled: bool) -> None
     assert grower.promised_bytes == promised
 
 
-def test_calls_of_other_contexts_are_not_evicted() -> None:
-    lab = Lab().models("a").pilot_of("cpu", "cpu", memory="10.3 GB").define(recipe("plain", memory="5 GB"))
-    lab.ask("1", "2", prompt=400, output=100, objective=Objective())
-    lab.started("cpu")
-    lab.call("p", context="plain").ready()
-    lab.pilot_of("cpu2", "cpu", memory="5 GB").forget()
-    lab.ask("3", prompt=400, output=100, objective=Objective())
-    assert not lab.mail.get("cpu")
-
-
 @pytest.mark.parametrize(("memory", "fit"), [("5.3 GB", True), ("5.1 GB", False)])
 def test_evicted_calls_must_fit_elsewhere_together(memory: str, fit: bool) -> None:
     lab = neighbours(others=3, tokens=300, memory="11 GB", objective=Objective())  # 400 MB of cache each
@@ -247,18 +222,6 @@ def test_other_neighbours_stay(others: int, elsewhere: bool) -> None:
 # ---- new instances
 
 
-def test_instance_is_not_loaded_if_its_prompt_would_delay_others() -> None:
-    lab = (
-        Lab().models("a", "b").pilot_of("cpu", "cpu").ask("x", prompt=400, objective=Objective(ttft_s=0.5, tpot_s=0.25))
-    )
-    lab.started("cpu")
-    lab.offered("cpu")
-    lab.ask("y", context="b", prompt=300, objective=Objective(ttft_s=0.4, tpot_s=0.25))  # y would be read before x
-    lab.nothing_else_was_said()
-    lab.ask("z", context="b", prompt=10, objective=Objective(ttft_s=9.0, tpot_s=0.25))
-    assert lab.started("cpu")[0] == "b"
-
-
 def test_calls_wait_for_a_loading_instance_if_it_serves_in_time() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("cpu2", "cpu")
     lab.ask(*(f"x{n}" for n in range(6)), prompt=100)  # reading takes 0.11 s each
@@ -269,8 +232,7 @@ def test_calls_wait_for_a_loading_instance_if_it_serves_in_time() -> None:
 
 def test_call_that_waits_for_a_load_is_late_on_no_other_instance() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("gpu", "gpu").ask("x", prompt=10)
-    lab.started("cpu")
-    lab.offered("cpu")
+    lab.serves("cpu")
     lab.ask("y", prompt=10)
     lab.offered("cpu")
     lab.refuse("cpu", "y")
@@ -296,8 +258,7 @@ def short(lab: Lab, pilot: str, *, peak: int, waiting: int = 0) -> Lab:
 
 def test_instance_grows_when_its_requests_outgrow_their_estimates(lab: Lab) -> None:
     lab.ask("x", objective=Objective())
-    lab.started("cpu")
-    lab.offered("cpu")
+    lab.serves("cpu")
     short(lab, "cpu", peak=2000)
     assert lab.hears("cpu", to_pilot.ResizeLibrary).device_memory_bytes == pytest.approx((4 + 2 * 1.25) * GB)
     lab.report("cpu", say.LibraryResized(lab.library("cpu", "a").id, int(6.5 * GB)))
@@ -317,8 +278,7 @@ def test_call_without_remaining_memory_moves_to_another_device() -> None:
 
 def test_idle_instance_is_unloaded_after_a_second(lab: Lab) -> None:
     lab.ask("x")
-    lab.started("cpu")
-    lab.offered("cpu")
+    lab.serves("cpu")
     lab.end("x").wait(0.9).nothing_else_was_said()
     lab.wait(0.3)
     assert lab.hears("cpu", to_pilot.StopLibrary).reason == "it was idle for 1 s"
@@ -391,8 +351,7 @@ def test_failing_model_is_loaded_only_for_calls() -> None:
 
 def test_idle_instance_is_evicted_at_once_for_space() -> None:
     lab = Lab().models("a", "b").pilot_of("cpu", "cpu", memory="6 GB").ask("x")
-    lab.started("cpu")
-    lab.offered("cpu")
+    lab.serves("cpu")
     lab.end("x").ask("y", context="b")
     assert lab.hears("cpu", to_pilot.StopLibrary).reason == "b needs the memory, and this library runs no call"
     assert lab.started("cpu")[0] == "b"
@@ -421,8 +380,7 @@ def test_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
 
 def test_refused_offers_are_counted_by_case_and_named_in_the_drop() -> None:
     lab = Lab().models("a", limits=LibraryLimits(most=1)).pilot_of("cpu", "cpu").ask("x")
-    lab.started("cpu")
-    lab.offered("cpu")
+    lab.serves("cpu")
     cases = [RefusalCase.DECODE_ROUND] * 3 + [RefusalCase.MEMORY]
     for case in cases:
         lab.ask("y" + str(lab.now)).offered("cpu")

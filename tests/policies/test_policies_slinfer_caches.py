@@ -60,15 +60,6 @@ def test_first_load_reserves_the_default_memory(lab: Lab) -> None:
     assert lab.promised() == [pytest.approx(5.25)]
 
 
-def test_two_models_share_a_device_once_their_caches_are_known(lab: Lab) -> None:
-    lab.ask("x").loads()
-    lab.offered()
-    lab.ask("y", context="b")
-    assert lab.loads() == pytest.approx(20 - 5.25 - 0.256)
-    assert lab.offered()[0] == "y"
-    assert (lab.promised(), lab.promised("b")) == ([pytest.approx(5.25)], [pytest.approx(5.25)])
-
-
 def test_measured_weights_count_if_they_are_larger(lab: Lab) -> None:
     lab.ask("x").loads(measured=6.0)
     assert lab.offered() == ("x", pytest.approx(6 + 1 * 1.25))
@@ -83,14 +74,6 @@ def test_another_kind_of_device_has_its_own_measurements(lab: Lab) -> None:
     lab.report("p1", say.CallsReturned(library.id, (lab.ids["y"],), refused="late"))  # type: ignore[arg-type]
     assert lab.loads(pilot="p2") == 9.0
     assert lab.offered("p2")[0] == "y"
-
-
-def test_declared_memory_includes_the_reported_cache() -> None:
-    lab = Lab().models("a", device_memory_bytes=6 * GB)
-    assert lab.ask("x").loads() == 6.0
-    assert lab.offered() == ("x", 0.0)
-    lab.ask("2", tokens=2000)  # the declared 2 GB fit 2,000 tokens but not 2,200
-    assert lab.offered() == ("2", pytest.approx(4 + 2.2 * 1.25))
 
 
 def test_offers_stay_within_a_cache_that_cannot_be_resized(lab: Lab) -> None:

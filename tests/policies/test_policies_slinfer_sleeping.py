@@ -116,11 +116,3 @@ def test_own_keep_alive_puts_an_instance_to_sleep() -> None:
     lab.nothing_else_was_said()
     lab.wait(2)
     assert lab.hears("p1", to_pilot.SleepLibrary).library == lab.of().id
-
-
-def test_model_that_only_sleeps_is_not_reported_as_too_large() -> None:
-    lab = Lab().models("a").served("x").idle()
-    lab.forget().ask("y").wait(0.5)  # the instance falls asleep: its pilot has not answered yet
-    assert "y" not in lab.ended
-    lab.asleep(lab.of(), keeps="1 GB", host="5 GB").wait(0.2)
-    assert lab.hears("p1", to_pilot.WakeLibrary).library == lab.of().id

@@ -111,13 +111,6 @@ def test_hopelessly_late_job_gets_only_unwanted_devices(allot: Allot) -> None:
     assert allot([PoolJob(1, 0.0, (100.0,)), hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
 
 
-def test_device_of_a_late_job_is_not_idle(allot: Allot, order: Order) -> None:
-    lost = [job(1, 10.0, 100.0), job(2, 11.0, 100.0)]
-    assert allot(lost, Pool(idle=1, busy=(15.0,)), now=20.0) == {1: 1}
-    pools = {"a": Pool(idle=0, busy=(15.0,), cold_s=20.0)}
-    assert replicas(order({"a": [job(3, 90.0, 100.0)]}, pools, cold=8, now=20.0)) == {3: 3}
-
-
 def test_delayed_job_keeps_the_idle_device_that_it_needs_later(allot: Allot) -> None:
     lost, delayed = job(1, 10.0, 100.0), job(2, 60.0, 100.0)
     assert allot([lost, delayed], Pool(idle=1, busy=(5.0,)), now=0.0) == {}
@@ -154,15 +147,6 @@ def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot,
     assert allot([waiting, job(2, 400.0, 100.0)], coming, now=1.0) == {}
     come = Pool(idle=3, promised=(Promise(1, 2, beside=1, here=2),), cold_s=20.0)
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
-
-
-def test_jobs_do_not_wait_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
-    first, second = (PoolJob(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
-    assert allot([first, second], Pool(idle=3), now=0.0) == {1: 2}
-    pool = Pool(idle=1, busy=(math.inf, math.inf), cold_s=20.0)
-    found = order({"a": [second]}, {"a": pool}, cold=8, now=0.0)
-    assert found == {"a": {2: Promise(2, 1, 1, free_at=math.inf)}}
-    assert order({"a": [second, job(3, 1000.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"][3].replicas == 1
 
 
 def test_surplus_replicas_of_a_promised_job_go_to_skipped_jobs(allot: Allot) -> None:

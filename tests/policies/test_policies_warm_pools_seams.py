@@ -97,20 +97,13 @@ def test_promised_replica_is_not_given_to_a_later_job(lab: Make) -> None:
     assert starts(t, "k")[0][0] > starts(t, "j")[0][0]
 
 
-def test_job_with_time_waits_for_free_devices_and_warms_none(lab: Make) -> None:
-    t = warm(lab(), 2)
+@pytest.mark.parametrize("delay", [True, False])
+def test_job_with_time_waits_for_free_devices_unless_disabled(lab: Make, delay: bool) -> None:
+    t = warm(lab(delay=delay), 2)
     job(t, "j", items=40, due_in=60.0, gang=(2, 2)).run(until=t.now + 1.0)
     job(t, "k", items=40, due_in=120.0).run()
-    assert libraries(t) == 2
-    assert starts(t, "k")[0][0] >= t.ended_at["j"]
-
-
-def test_job_does_not_wait_if_delay_is_disabled(lab: Make) -> None:
-    t = warm(lab(delay=False), 2)
-    job(t, "j", items=40, due_in=60.0, gang=(2, 2)).run(until=t.now + 1.0)
-    job(t, "k", items=40, due_in=120.0).run()
-    assert libraries(t) == 3
-    assert starts(t, "k")[0][0] < t.ended_at["j"]
+    assert libraries(t) == (2 if delay else 3)
+    assert (starts(t, "k")[0][0] >= t.ended_at["j"]) is delay
 
 
 def test_job_with_the_nearest_deadline_gets_its_devices_first(lab: Make) -> None:

@@ -76,17 +76,6 @@ def test_calls_slow_down_only_if_they_exceed_the_device(
         assert [found[str(number)] for number in range(len(works))] == pytest.approx(expected)
 
 
-def test_device_is_busy_while_at_least_one_call_runs() -> None:
-    clock = Clock()
-    clock.begin("a", 10.0)
-    clock.begin("b", 10.0, at=5.0)
-    clock.begin("c", 4.0, at=30.0)
-    clock.agenda.at(32.0, lambda: busy.append(clock.device.busy_s(32.0)))
-    busy: list[float] = []
-    clock.run()
-    assert [*busy, clock.device.busy_s(40.0)] == pytest.approx([22.0, 24.0])
-
-
 @pytest.mark.parametrize("pool", [1, [(0.0, 1), (20.0, 0), (40.0, 1)]], ids=["stays", "lost"])
 def test_busy_time_of_a_device_never_exceeds_its_held_time(pool: int | list[tuple[float, int]]) -> None:
     simulation, outcome = simulate(world(source(pool), model(slots=4)), calls(100))

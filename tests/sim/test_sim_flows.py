@@ -47,12 +47,6 @@ def test_transfer_limited_elsewhere_leaves_bandwidth_to_others() -> None:
     assert clock.run() == pytest.approx({"held": 10.0, "free": 10.0})
 
 
-def test_bandwidths_of_two_paths_add_up() -> None:
-    clock, left, right, inward = Clock(), SharedLink("l", 3.0), SharedLink("r", 5.0), SharedLink("in", 100.0)
-    clock.send("both", 80, (left, inward), (right, inward))
-    assert clock.run() == pytest.approx({"both": 10.0})
-
-
 def test_rerouted_transfer_keeps_its_received_bytes() -> None:
     clock, slow, fast = Clock(), SharedLink("slow", 1.0), SharedLink("fast", 9.0)
     arrived: list[float] = []

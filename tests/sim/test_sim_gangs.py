@@ -100,26 +100,6 @@ def test_gang_runs_at_the_speed_of_its_slowest_member() -> None:
     assert outcome.ended_at == pytest.approx(1.0 + 2 * 60.0)
 
 
-def test_ready_member_of_a_gang_waits_for_the_others() -> None:
-    class Early(HottestFirst):
-        """Send a gang to a library that still runs a call."""
-
-        def window(self, view: View, library: object) -> int:
-            return 2
-
-        def _gang(self, context: Context, call: Call) -> SendGang | None:
-            ready = [library for library in context.libraries.values() if library.admits(call)]
-            both = all(library.load < (1 if library.stuck else 2) for library in ready)
-            return SendGang(call.id, tuple(library.id for library in ready)) if len(ready) == 2 and both else None
-
-    policies = Policies(Early(), LoadWhereWanted(), KeepBlocks())
-    arrivals = [*calls(1, items=7), *calls(1), gang(2, at_s=12.0)]
-    run = Simulation(cluster(2, model()), arrivals, policies)
-    outcome = run.run()
-    assert [(began_at, rank) for began_at, _, rank in runs(run.log, 2)] == [(17.0, 0), (17.0, 1)]
-    assert outcome.ended_at == pytest.approx(17.0 + 60.0)
-
-
 # ---- libraries of several devices
 
 
