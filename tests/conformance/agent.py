@@ -119,7 +119,7 @@ class RealAgent(Shell):
 
     def as_taken(self, order: RunCalls) -> RunCalls:
         specs = [CallSpec(spec.call, payloads.dumps(((str(self.folder), spec.call), {}))) for spec in order.calls]
-        return RunCalls(order.library, HOLD.key, specs, order.options, HOLD)  # type: ignore[arg-type]
+        return RunCalls(order.library, HOLD.key, specs, order.options, HOLD)
 
     def let_load(self, library: LibraryId) -> None:
         (self.folder / f"load-{library}").touch()

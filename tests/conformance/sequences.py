@@ -77,7 +77,7 @@ def repeated_start_order_starts_one_library(pilot: Shell) -> None:
     pilot.silent(say.LibraryReady, library=library)
     pilot.stop(library)
     pilot.expect(say.LibraryGone, library=library)
-    pilot.say(order.StartLibrary(library, recipe, (pilot.device(0)[0],)))  # type: ignore[arg-type]
+    pilot.say(order.StartLibrary(library, recipe, (pilot.device(0)[0],)))
     pilot.silent(say.LibraryReady, library=library)
     assert pilot.hello().libraries == ()
 

@@ -130,7 +130,7 @@ class Shell(abc.ABC):
         library = again or self.new_library()
         name, _ = self.device(device)
         self.open.add(library)
-        self.say(StartLibrary(library, more.pop("recipe", None) or self.recipe(loads), (name,), **more))  # type: ignore[arg-type]
+        self.say(StartLibrary(library, more.pop("recipe", None) or self.recipe(loads), (name,), **more))
         return library
 
     def ready(self, **more: Any) -> LibraryId:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, devices, recipe
+from core.builders import SESSION, Cluster, Make, devices, recipe
 
 from stoker.manager.core import actions, blame, events
 from stoker.manager.core.nouns import LibraryState
@@ -18,7 +17,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
 
-Make = Callable[..., Cluster]
 DISK = events.VerdictAdvice("infrastructure", "disk", 0.92, "a disk or file server failed", ("12: OSError: [Errno 5]",))
 GPU = events.VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: GPU is lost",))
 
@@ -42,7 +40,7 @@ def judge(c: Cluster, about: events.About, verdict: events.VerdictAdvice = DISK)
 # ---- costs
 def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
-    about = events.OfFunction("f", "bare")  # type: ignore[arg-type]
+    about = events.OfFunction("f", "bare")
     c.event(
         events.AdviceArrived(
             about, events.CostAdvice({"cpu": events.ContextAdvice(run_s=4.0), "gpu": events.ContextAdvice(run_s=9.0)})
@@ -57,14 +55,14 @@ def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
 
 def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     c = cluster().join("p1", ends_in_s=1000.0).call("1").ready().end("1", run_s=1.0).define(recipe("a"))
-    c.tell("ana", say.DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
+    c.tell("ana", say.DefineFunction("slow", "slow", b"code"))
     c.call("2")  # this call occupies the library
     c.call("3", function="slow")
     c.event(
         events.AdviceArrived(
             events.OfFunction("slow", "bare"), events.CostAdvice({"": events.ContextAdvice(run_s=900.0)})
         )
-    )  # type: ignore[arg-type]
+    )
     c.wait(200.0)
     c.end("2", run_s=200.0)
     assert c.waiting() == ["3"]
@@ -73,10 +71,10 @@ def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
 def test_advice_on_unknown_subjects_or_kinds_changes_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     cost = events.CostAdvice({"": events.ContextAdvice(run_s=5.0)})
-    c.event(events.AdviceArrived(events.OfFunction("gone", "bare"), cost))  # type: ignore[arg-type]
-    c.event(events.AdviceArrived(events.OfContext("gone"), cost))  # type: ignore[arg-type]
-    c.event(events.AdviceArrived(events.OfPace(99, 7), events.PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
-    c.event(events.AdviceArrived(events.OfContext("bare"), DISK))  # type: ignore[arg-type]
+    c.event(events.AdviceArrived(events.OfFunction("gone", "bare"), cost))
+    c.event(events.AdviceArrived(events.OfContext("gone"), cost))
+    c.event(events.AdviceArrived(events.OfPace(99, 7), events.PaceAdvice(1.0, 2.0, "step")))
+    c.event(events.AdviceArrived(events.OfContext("bare"), DISK))
     assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice for another kind of subject": 1}
     c.end("1")
     assert c.ended["1"].ok
@@ -88,19 +86,19 @@ def test_context_story_names_the_expected_load_time_and_its_origin(cluster: Make
         events.AdviceArrived(
             events.OfContext("a"), events.CostAdvice({"cpu": events.ContextAdvice(load_s=40.0)}), "similar recipes"
         )
-    )  # type: ignore[arg-type]
+    )
     assert "a load is expected to take 40 s, by similar recipes" in c.story("a")
 
 
 # ---- order
 def shortest(cluster: Make) -> Cluster:
     c = cluster(pilots=1, policies=named("shortest-first").make)
-    c.tell("ana", *(say.DefineFunction(name, name, b"code") for name in ("long", "short")))  # type: ignore[arg-type]
+    c.tell("ana", *(say.DefineFunction(name, name, b"code") for name in ("long", "short")))
     return c.call("0").ready()
 
 
 def expect(c: Cluster, function: str, seconds: float) -> None:
-    about = events.OfFunction(function, "bare")  # type: ignore[arg-type]
+    about = events.OfFunction(function, "bare")
     c.event(events.AdviceArrived(about, events.CostAdvice({"": events.ContextAdvice(run_s=seconds)})))
 
 
@@ -122,13 +120,13 @@ def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> 
     asked(c, events.OfContext)
     asked(c, events.OfFunction)
     c.event(events.ManagerRestarted())
-    assert events.OfContext("a") not in [each.about for each in asked(c, events.OfContext)]  # type: ignore[arg-type]  # loaded
-    assert [each.about for each in asked(c, events.OfFunction)] == [events.OfFunction("f", "a")]  # type: ignore[arg-type]
+    assert events.OfContext("a") not in [each.about for each in asked(c, events.OfContext)]  # loaded
+    assert [each.about for each in asked(c, events.OfFunction)] == [events.OfFunction("f", "a")]
 
 
 def test_advice_of_an_older_journal_counts_for_its_context(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
-    c.event(events.FormerAdvice("a", {"cpu": events.ContextAdvice(load_s=40.0)}))  # type: ignore[arg-type]
+    c.event(events.FormerAdvice("a", {"cpu": events.ContextAdvice(load_s=40.0)}))
     assert c.context("a").load_s == 40.0
 
 
@@ -146,7 +144,7 @@ def test_failure_is_sent_to_the_advisor_with_log_and_exception(cluster: Make) ->
     c = cluster(pilots=1).call("1").ready()
     library = c.library()
     question = failed(c, "1")
-    assert question.about == events.OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))  # type: ignore[arg-type]
+    assert question.about == events.OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))
     assert question.name == "f"
     assert question.said == "OSError: [Errno 5] Input/output error"
     assert not c.ended["1"].ok  # the client already has the result
@@ -199,10 +197,10 @@ def test_certain_verdict_appears_in_stories_of_its_call_and_pilot(cluster: Make)
     c = cluster(pilots=1).call("1").ready()
     about = failed(c, "1").about
     judge(c, about, msgspec.structs.replace(DISK, sure=0.49))
-    assert "sure" not in c.story(show_call(c.ids["1"])) + c.story("p1")  # type: ignore[arg-type]
+    assert "sure" not in c.story(show_call(c.ids["1"])) + c.story("p1")
     judge(c, about)
     why = "infrastructure (disk), 92% sure: a disk or file server failed"
-    subject = show_call(c.ids["1"])  # type: ignore[arg-type]
+    subject = show_call(c.ids["1"])
     assert f"why it failed: {why}" in c.story(subject)
     assert f"why {subject} failed: {why}" in c.story("p1")
 
@@ -212,7 +210,7 @@ def cluster_with_failing_pilot(cluster: Make, *, pilots: int = 3) -> tuple[Clust
     c = cluster(pilots=pilots).calls(pilots + 4).ready()
     bad = str(c.holders("1")[0].pilot.id)
     judge(c, failed(c, "1").about)
-    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+    assert not c.pilot(bad).devices["cpu:0"].fault
     again = c.held(bad)[0]
     c.wait(blame.AGAIN_S)
     judge(c, failed(c, again).about)
@@ -232,17 +230,17 @@ def test_pilot_that_fails_calls_is_quarantined_for_ten_minutes(cluster: Make) ->
     c.wait(590.0)
     assert not c.pilot(bad).libraries
     c.wait(20.0)
-    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+    assert not c.pilot(bad).devices["cpu:0"].fault
     assert "cpu:0 may be used again" in c.story(bad)
 
 
 def test_device_report_of_a_pilot_outlasts_a_quarantine(cluster: Make) -> None:
     c, bad = cluster_with_failing_pilot(cluster)
-    c.report(bad, say.DeviceFault("cpu:0", "ECC"))  # type: ignore[arg-type]
+    c.report(bad, say.DeviceFault("cpu:0", "ECC"))
     c.wait(700.0)
-    assert c.pilot(bad).devices["cpu:0"].fault == "ECC"  # type: ignore[index]
-    c.report(bad, say.DeviceFault("cpu:0", ""))  # type: ignore[arg-type]
-    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+    assert c.pilot(bad).devices["cpu:0"].fault == "ECC"
+    c.report(bad, say.DeviceFault("cpu:0", ""))
+    assert not c.pilot(bad).devices["cpu:0"].fault
 
 
 def test_two_quarantines_of_one_pilot_end_at_their_own_times(cluster: Make) -> None:
@@ -271,7 +269,7 @@ def test_calls_wait_for_a_quarantine_if_no_other_pilot_can_run_them(cluster: Mak
 
 def test_only_pilot_is_not_quarantined(cluster: Make) -> None:
     c, bad = cluster_with_failing_pilot(cluster, pilots=1)
-    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+    assert not c.pilot(bad).devices["cpu:0"].fault
 
 
 def test_failure_on_every_pilot_is_no_fault_of_a_pilot(cluster: Make) -> None:
@@ -294,7 +292,7 @@ def test_user_errors_and_uncertain_verdicts_quarantine_nothing(cluster: Make) ->
         for _ in range(3):
             judge(c, failed(c, c.held(bad)[0]).about, verdict)
             c.wait(blame.AGAIN_S)
-    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+    assert not c.pilot(bad).devices["cpu:0"].fault
 
 
 def test_only_the_lost_gpu_is_quarantined(cluster: Make) -> None:
@@ -311,7 +309,7 @@ def test_only_the_lost_gpu_is_quarantined(cluster: Make) -> None:
 def printing_pilot(cluster: Make) -> Cluster:
     c = cluster()
     hello = say.PilotHello(
-        wire.VERSION, SESSION, "host", 7, (say.DeviceFacts("cpu:0", "cpu", 8 << 30),), folder="/logs/p1"  # type: ignore[arg-type]
+        wire.VERSION, SESSION, "host", 7, (say.DeviceFacts("cpu:0", "cpu", 8 << 30),), folder="/logs/p1"
     )  # fmt: skip
     c.report("p1", hello, numbered=False)
     return c.call("1").ready()
@@ -322,12 +320,12 @@ def test_silent_long_running_call_is_sent_to_the_advisor(cluster: Make) -> None:
     library = c.library()
     c.wait(2 * blame.EVERY_S + 1)
     question = asked(c, events.OfPace)[0]
-    assert question.about == events.OfPace(library.id, c.ids["1"])  # type: ignore[arg-type]
+    assert question.about == events.OfPace(library.id, c.ids["1"])
     assert question.log == f"/logs/p1/lib-{library.id}.log"
     c.forget().event(events.AdviceArrived(question.about, events.PaceAdvice(90.0, 200.0, "step", 3.0, 36.0)))
     told = c.hears("ana", to_client.ProgressReports)
-    assert told.reports == [CallProgress(c.ids["1"], 90.0, 200.0)]  # type: ignore[arg-type]
-    assert "90 of 200 done" in c.story(show_call(c.ids["1"]))  # type: ignore[arg-type]
+    assert told.reports == [CallProgress(c.ids["1"], 90.0, 200.0)]
+    assert "90 of 200 done" in c.story(show_call(c.ids["1"]))
     c.end("1")
     assert c.core.state.printed == {}
 

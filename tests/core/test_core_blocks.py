@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.builders import SESSION, Cluster, devices, recipe
+from core.builders import SESSION, Cluster, Make, devices, recipe
 
 from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
 from stoker.manager.core.nouns import PilotState
@@ -14,7 +13,6 @@ from stoker.protocol.blocks import BlockPhase, LossReason, Rule, Source
 from stoker.protocol.ids import ClientId
 from stoker.protocol.show_status import describe_blocks_without_pilot
 
-Make = Callable[..., Cluster]
 OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
 
@@ -91,8 +89,8 @@ def test_released_block_is_cancelled_with_its_last_pilot(cluster: Make) -> None:
 
 def test_block_reports_are_accepted_only_from_the_factory(cluster: Make) -> None:
     c = cluster().sources(FIXED)
-    c.tell("ana", say.BlockUpdate("b1", BlockPhase.RUNNING))  # type: ignore[arg-type]
-    assert c.core.state.blocks["b1"].phase is BlockPhase.ASKED  # type: ignore[index]
+    c.tell("ana", say.BlockUpdate("b1", BlockPhase.RUNNING))
+    assert c.core.state.blocks["b1"].phase is BlockPhase.ASKED
     assert c.refused == {"update of blocks from a client that is not the factory": 1}
 
 
@@ -306,7 +304,7 @@ def test_queued_blocks_are_cancelled_when_no_call_needs_them(cluster: Make, rule
     assert list(c.core.state.sources["lab"].coming) == ["b2", "b3"]
     c.block("b2", "b3", phase=BlockPhase.PENDING, reason="Priority").wait(300.0)
     assert cancelled(c) == [], "calls still wait"
-    c.tell("ana", say.Cancel([c.ids["w1"], c.ids["w2"]])).wait(15.0)  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["w1"], c.ids["w2"]])).wait(15.0)
     assert cancelled(c) == []
     c.wait(15.0)
     assert cancelled(c) == ["b2", "b3"][max(0, least - 1) :], "down to min_blocks, of which one runs"
@@ -368,7 +366,7 @@ def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: b
     else:
         c.block("b1", phase=BlockPhase.RUNNING, holds=2, **again)
         assert HOLD["advice"] in c.status().trouble["backfill"]
-        assert c.core.state.blocks["b1"].leaving == "its source is stopped"  # type: ignore[index]
+        assert c.core.state.blocks["b1"].leaving == "its source is stopped"
 
 
 def test_holds_for_different_causes_or_with_gaps_stop_nothing(cluster: Make) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from core.builders import Cluster
+from core.builders import Make
 
 from stoker.manager.core import report
 from stoker.manager.core.events import Noticed
 from stoker.manager.core.nouns import KEPT_CALL_NOTES
 from stoker.manager.core.state import KEPT_NOTICES, KEPT_REFUSALS
 from stoker.protocol.show_status import render
-
-Make = Callable[..., Cluster]
 
 
 def test_number_of_refusal_kinds_is_bounded(cluster: Make) -> None:

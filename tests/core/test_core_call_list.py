@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
-from core.builders import Cluster, recipe
+from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core import ending, report
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, ListedState
-
-Make = Callable[..., Cluster]
 
 
 def ask(c: Cluster, limit: int = 20, only: ListedState | None = None) -> to_client.Calls:
@@ -48,7 +45,7 @@ def test_waiting_calls_of_all_contexts_are_listed_in_queue_order(cluster: Make) 
 
 def test_failed_calls_are_listed_newest_first_without_cancelled_ones(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1", ok=False).call("2").end("2").call("3").end("3", ok=False)
-    c.call("4").tell("ana", say.Cancel([c.ids["4"]], True)).wait(30)  # type: ignore[list-item]
+    c.call("4").tell("ana", say.Cancel([c.ids["4"]], True)).wait(30)
     c.forget()
     found = ask(c)
     assert names(found) == ["c-3", "c-1"]
@@ -69,7 +66,7 @@ def test_failed_calls_are_grouped_by_function_exception_and_line(cluster: Make) 
     fail(c, "3", "ValueError: no 3\nat /a/x.py:12 in f")
     fail(c, "4", "KeyError: 4\nat /a/x.py:9 in f")
     fail(c, "5", failure=Failure(FailureKind.POISON, "it ended its library 2 times:\nas it did", signal=11))
-    c.tell("ana", say.Cancel([c.ids["6"]], True)).wait(5).forget()  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["6"]], True)).wait(5).forget()
     found = ask(c, 1)
     assert found.failed == 5 == sum(group.count for group in found.groups)
     first, *rest = found.groups

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import DIED, Cluster, recipe
+from core.builders import DIED, Make, recipe
 
 from stoker.manager.core.seams import PolicyError, SendGang
 from stoker.protocol import show_status, to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
 from stoker.protocol.ids import make_call_id
-
-Make = Callable[..., Cluster]
 
 
 def test_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
@@ -62,7 +58,7 @@ def test_short_calls_are_prefetched_and_long_ones_are_not(cluster: Make) -> None
 
 def test_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001)
-    c.tell("ana", say.DefineFunction("g", "g", b"code")).calls(9, function="g")  # type: ignore[arg-type]
+    c.tell("ana", say.DefineFunction("g", "g", b"code")).calls(9, function="g")
     assert len(c.held()) == 1
 
 
@@ -80,7 +76,7 @@ def test_logging_of_a_call_changes_no_decision(cluster: Make) -> None:
         c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)
         library = c.library()
         for count in (1, 5, 3):
-            ends = [CallEnd(id, True, b"", 0.0004 * id) for id in list(library.held)[:count]]  # type: ignore[arg-type]
+            ends = [CallEnd(id, True, b"", 0.0004 * id) for id in list(library.held)[:count]]
             c.report("p1", say.CallsEnded(library.id, ends))
         seen.append((c.context().run_s, len(c.waiting()), list(library.held)))
     assert seen[0] == seen[1]
@@ -129,8 +125,8 @@ def test_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> No
 
 def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1")
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))  # type: ignore[arg-type]
-    c.report("p1", say.CallsEnded(1, [CallEnd(999, True, b"never was")]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))
+    c.report("p1", say.CallsEnded(1, [CallEnd(999, True, b"never was")]))
     assert c.refused == {"late or repeated end of a call": 2}
     assert c.ended["1"].payload == b"1"
     assert c.held() == ["2"]
@@ -138,7 +134,7 @@ def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
 
 def test_repeated_call_id_is_refused(cluster: Make) -> None:
     c = cluster().call("c1")
-    c.tell("ana", say.Submit("f", "bare", [CallSpec(c.ids["c1"], b"again")]))  # type: ignore[arg-type]
+    c.tell("ana", say.Submit("f", "bare", [CallSpec(c.ids["c1"], b"again")]))
     assert c.waiting() == ["c1"]
     assert c.refused == {"repeated call": 1}
 
@@ -153,7 +149,7 @@ def test_submit_with_unknown_names_fails_with_the_reason(cluster: Make) -> None:
 
 def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready().forget()
-    c.tell("ana", say.Cancel([c.ids["2"]]))  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["2"]]))
     assert c.failure("2").kind is FailureKind.CANCELLED
     c.nothing_else_was_said()
     c.end("1").end("3")
@@ -171,21 +167,21 @@ def test_call_cancelled_while_waiting_did_not_use_its_context(cluster: Make) -> 
 
 def test_cancelled_running_call_keeps_its_slot_until_it_is_freed(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
-    c.tell("ana", say.Cancel([c.ids["1"]], running=True))  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["1"]], running=True))
     assert c.failure("1").kind is FailureKind.CANCELLED
     told = c.hears("p1", to_pilot.CancelCalls)
     assert (told.calls, told.running) == ((c.ids["1"],), True)
     c.nothing_else_was_said()
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"too late")]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"too late")]))
     assert c.held() == ["2"]
     assert c.refused == {}
 
 
 def test_unsent_data_of_a_cancelled_call_is_never_sent(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=1)
-    spec = CallSpec(77, b"")  # type: ignore[arg-type]
+    spec = CallSpec(77, b"")
     c.ids["y"], c.names[77] = 77, "y"
-    c.tell("ana", say.Submit("f", "bare", [spec]), say.Cancel([77]))  # type: ignore[arg-type,list-item]
+    c.tell("ana", say.Submit("f", "bare", [spec]), say.Cancel([77]))
     c.nothing_else_was_said()
     assert c.failure("y").kind is FailureKind.CANCELLED
 
@@ -202,7 +198,7 @@ def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make)
 def test_calls_assigned_in_the_frame_of_a_release_are_unsent(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().end("1").forget()
     c.ids["2"], c.names[2] = 2, "2"
-    c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))  # type: ignore[arg-type]
+    c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))
     assert c.waiting() == ["2"]
     c.hears("p1", to_pilot.Exit)
     c.nothing_else_was_said()
@@ -220,6 +216,6 @@ def test_call_is_not_assigned_to_a_library_that_still_drops_it(cluster: Make) ->
     c.by_hand = True
     members = (c.library("p1", "a").id, c.library("p3", "a").id)
     with pytest.raises(PolicyError, match="with load 1"):
-        c.apply([SendGang(c.ids["g"], members)], seam="dispatch")  # type: ignore[arg-type]
-    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
+        c.apply([SendGang(c.ids["g"], members)], seam="dispatch")
+    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))
     assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}

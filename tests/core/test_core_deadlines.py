@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import Cluster
+from core.builders import Cluster, Make
 
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
-
-Make = Callable[..., Cluster]
 
 
 def due(c: Cluster, seconds: float, *, drop: bool = False) -> Objective:
@@ -76,7 +72,7 @@ DROP = Objective(drop_late=True)
 
 
 def deadline_of(c: Cluster, name: str) -> float:
-    return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at  # type: ignore[index]
+    return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at
 
 
 def test_due_in_seconds_count_from_the_arrival_at_the_manager(cluster: Make) -> None:
@@ -99,8 +95,8 @@ def test_zero_seconds_left_is_a_passed_deadline(cluster: Make) -> None:
 
 def test_resubmitted_call_keeps_its_first_deadline(cluster: Make) -> None:
     c = cluster().call("c", objective=DROP, due_in_s=5.0).wait(3)
-    again = CallSpec(c.ids["c"], b"arguments")  # type: ignore[arg-type]
-    c.tell("ana", say.Submit("f", "bare", [again], CallOptions(objective=DROP), 5.0))  # type: ignore[arg-type]
+    again = CallSpec(c.ids["c"], b"arguments")
+    c.tell("ana", say.Submit("f", "bare", [again], CallOptions(objective=DROP), 5.0))
     assert deadline_of(c, "c") == 5.0
     c.wait(2.5)
     assert set(c.ended) == {"c"}

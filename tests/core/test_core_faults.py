@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core.builders import Cluster
+from core.builders import Cluster, Make
 
 from stoker.manager.core import retries
 from stoker.manager.core.nouns import CallState
@@ -13,7 +13,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import show_call
 
-Make = Callable[..., Cluster]
 EIO = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core import blame, pilot_reports
@@ -16,8 +14,6 @@ from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import parse_bytes
-
-Make = Callable[..., Cluster]
 
 
 def full(pilot: str) -> Failure:
@@ -164,7 +160,7 @@ def test_calls_wait_for_busy_libraries_if_idle_ones_free_too_little(cluster: Mak
         c.wait(pilot_reports.BUSY_S + 0.1)
     assert states(c, "a", "z") == ["ready", "ready"]
     assert "b1" not in c.ended
-    assert len(c.core.state.pilots["p1"].notes) < 10  # type: ignore[index]
+    assert len(c.core.state.pilots["p1"].notes) < 10
     c.end("long")
     in_use(c, "b", lacks="6 GB")
     assert states(c, "a", "z") == ["stopping", "ready"]

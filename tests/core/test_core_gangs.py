@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import DIED, Cluster, devices
+from core.builders import DIED, Cluster, Make, devices
 from core.builders import cluster as make_cluster
 
 from stoker.manager.core import actions, gangs
@@ -17,7 +15,6 @@ from stoker.protocol.blocks import Source
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace, Objective
 from stoker.protocol.ids import show_call
 
-Make = Callable[..., Cluster]
 ALONE = Failure(FailureKind.GANG, "connection reset by peer")
 
 
@@ -42,17 +39,17 @@ def ranks(made: Cluster) -> list[str]:
 
 def lost(made: Cluster, pilot: str) -> Cluster:
     library = made.library(pilot)
-    end = CallEnd(made.ids["g"], False, b"", 2.0, ALONE)  # type: ignore[arg-type]
+    end = CallEnd(made.ids["g"], False, b"", 2.0, ALONE)
     return made.report(pilot, say.CallsEnded(library.id, [end]))
 
 
 def test_gang_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> None:
     order = ranks(three)
     assert places(three) == {name: GangPlace(rank, 3) for rank, name in enumerate(order)}
-    three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))  # type: ignore[arg-type]
+    three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))
     three.nothing_else_was_said()
     assert three.refused == {"address of rank 0 for a call that is not a gang call": 1}
-    three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
+    three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))
     for name in order[1:]:
         said = three.hears(name, to_pilot.MeetGang)
         assert (said.library, said.call, said.address) == (three.library(name).id, three.ids["g"], "10.0.0.1:4000")
@@ -97,7 +94,7 @@ def test_gang_that_is_always_crowded_out_fails(three: Cluster, others_notice_fir
         runs += 1
         text = f"lib-{last.id} was killed by SIGKILL (the node had no memory left: …)"
         failure = Failure(FailureKind.PILOT, text, last.pilot.id, last.id, signal=9)
-        gone = say.LibraryGone(last.id, failure, running=(three.ids["g"],))  # type: ignore[arg-type]
+        gone = say.LibraryGone(last.id, failure, running=(three.ids["g"],))
         if others_notice_first:
             lost(three, first.pilot.id)
         three.report(last.pilot.id, gone)
@@ -140,26 +137,26 @@ def test_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank: i
         members = c.holders("g")
         if noticed:
             other = members[1 - rank]
-            c.report("p1", say.CallsEnded(other.id, [CallEnd(c.ids["g"], False, b"", 0.1, ALONE)]))  # type: ignore[arg-type]
-        c.report("p1", say.LibraryGone(members[rank].id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
+            c.report("p1", say.CallsEnded(other.id, [CallEnd(c.ids["g"], False, b"", 0.1, ALONE)]))
+        c.report("p1", say.LibraryGone(members[rank].id, DIED, running=(c.ids["g"],)))
         c.let_go().ready()
     assert c.failure("g").kind is FailureKind.POISON
 
 
 def test_ranks_that_die_together_count_once(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
-    peer_loss_end = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)  # type: ignore[arg-type]
+    peer_loss_end = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)
     c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [peer_loss_end]))
     c.let_go()
     for member in c.holders("g"):
-        c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
+        c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))
     assert c.the_call("g").kills == 1
 
 
 def test_evicted_gang_resumes_from_its_checkpoint(three: Cluster) -> None:
     order = ranks(three)
     first = three.library(order[0])
-    three.forget().report(order[0], say.CallEvicted(first.id, CallProgress(three.ids["g"], 3.0, 9.0, 0.0, b"three")))  # type: ignore[arg-type]
+    three.forget().report(order[0], say.CallEvicted(first.id, CallProgress(three.ids["g"], 3.0, 9.0, 0.0, b"three")))
     assert three.hears(order[1], to_pilot.CancelCalls).calls == (three.ids["g"],)
     assert three.the_call("g").spec.progress == b"three"
 
@@ -214,12 +211,12 @@ def test_work_of_a_call_is_its_tokens_if_given() -> None:
 def test_client_gets_a_forecast_once_and_then_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
-    actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")  # type: ignore[arg-type]
+    actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")
     assert not made.core.state.forecasts, "nobody knows how long such a call takes"
     made.context().paces.tell({1: 1.0})
 
     def say_it(ends_at: float, *, in_time: bool) -> list[to_client.Forecasts]:
-        actions.apply(made.core.manager, Forecast(made.ids["1"], ends_at, in_time), seam="dispatch")  # type: ignore[arg-type]
+        actions.apply(made.core.manager, Forecast(made.ids["1"], ends_at, in_time), seam="dispatch")
         made.tell("ana", say.AskStatus(), numbered=False)
         mail = [x for x in made.mail.get("ana", ()) if isinstance(x, to_client.Forecasts)]
         made.forget()
@@ -232,8 +229,8 @@ def test_client_gets_a_forecast_once_and_then_changes() -> None:
     assert say_it(now + 121, in_time=False) != []
     assert say_it(now + 125, in_time=False) == []
     with pytest.raises(PolicyError, match="there is no call 999"):
-        actions.apply(made.core.manager, Forecast(999, 1.0, True), seam="dispatch")  # type: ignore[arg-type]
-    made.tell("ana", say.Cancel([made.ids["1"]]))  # type: ignore[list-item]
+        actions.apply(made.core.manager, Forecast(999, 1.0, True), seam="dispatch")
+    made.tell("ana", say.Cancel([made.ids["1"]]))
     assert not made.core.state.forecasts
 
 
@@ -242,7 +239,7 @@ def test_lateness_below_the_tolerance_is_not_reported() -> None:
     made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
     for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
-        actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + ends_at, False), seam="dispatch")  # type: ignore[arg-type]
+        actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + ends_at, False), seam="dispatch")
         made.tell("ana", say.AskStatus(), numbered=False)
         mail = [x for x in made.mail["ana"] if isinstance(x, to_client.Forecasts)]
         heard += [one.in_time for x in mail for one in x.forecasts]
@@ -256,10 +253,10 @@ def test_story_of_a_call_shows_its_expected_duration() -> None:
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
     assert "is due in 1 min" in made.story(name)
-    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")  # type: ignore[arg-type]
+    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 50 s, 10 s before its deadline" in made.story(name)
-    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")  # type: ignore[arg-type]
+    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 1 min 30 s, 30 s too late for its deadline" in made.story(name)
     made.wait(89.5)
@@ -269,16 +266,16 @@ def test_story_of_a_call_shows_its_expected_duration() -> None:
 def test_measurements_of_other_sessions_count_until_own_ones_exist() -> None:
     made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
-    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))  # type: ignore[arg-type]
+    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))
     paces = made.context().paces
     assert (paces.bound_s(1, 10), paces.bound_s(2, 10)) == (20.0, 12.5)
     paces.learn(1, work=1, seconds=4.0)
-    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast})))  # type: ignore[arg-type]
+    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast})))
     assert paces.mean_s(1, 10) == pytest.approx(30.0)
     made.calls(1).ready()
     made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)
     pace = paces.mean_s(1, 1)
-    assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]  # type: ignore[arg-type]
+    assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]
 
 
 def test_gang_with_missing_members_reports_them() -> None:
@@ -331,7 +328,7 @@ def test_reserved_libraries_of_a_cancelled_gang_are_released(cluster: Make) -> N
     assert made.waiting() == ["gang", "a"]
     said = made.story(show_call(made.ids["a"]))
     assert "the next call needs 2 devices at once; 1 of its 2 hot libraries free" in said
-    made.tell("ana", say.Cancel([made.ids["gang"]]))  # type: ignore[list-item]
+    made.tell("ana", say.Cancel([made.ids["gang"]]))
     assert made.waiting() == []
 
 
@@ -356,5 +353,5 @@ def test_gang_waits_while_the_number_of_pilots_is_unknown(cluster: Make) -> None
 
 def test_gang_waits_for_a_faulty_device_that_may_recover(cluster: Make) -> None:
     made = cluster().sources(Source("lab", first=1, most=1, slots=2)).join("p1", of=devices(2), block="b1")
-    made.report("p1", say.DeviceFault("cpu:0", "ECC")).call("gang", gang=(2, 2)).wait(5)  # type: ignore[arg-type]
+    made.report("p1", say.DeviceFault("cpu:0", "ECC")).call("gang", gang=(2, 2)).wait(5)
     assert made.ended == {}

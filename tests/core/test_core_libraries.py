@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSample, times_of
@@ -14,7 +12,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 from stoker.protocol.calls import FailureKind
 
-Make = Callable[..., Cluster]
 GB = 10**9
 
 
@@ -23,20 +20,20 @@ def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
     c.call("1", context="a").call("2", context="b").call("3", context="c")
     assert (c.lives_on("a"), c.lives_on("b"), c.lives_on("c")) == (["p1"], ["p1"], [])
     with pytest.raises(PolicyError, match="cpu:0 of p1 has 2000000000 bytes left"):
-        c.apply([Load("c", "p1", ("cpu:0",), 3 * GB)], seam="residency")  # type: ignore[arg-type]
-    assert c.pilot().devices["cpu:0"].promised_bytes == 6 * GB  # type: ignore[index]
+        c.apply([Load("c", "p1", ("cpu:0",), 3 * GB)], seam="residency")
+    assert c.pilot().devices["cpu:0"].promised_bytes == 6 * GB
 
 
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (Load("bare", "p1", (), 0), "needs at least one device"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each device only once"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),  # type: ignore[arg-type]
-        (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),  # type: ignore[arg-type]
-        (Load("what", "p1", ("cpu:0",), 0), "no context what"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cpu:0",), -1), "cannot be promised"),  # type: ignore[arg-type]
-        (Load("bare", "p2", ("cpu:0",), 0), "p2 is cut"),  # type: ignore[arg-type]
+        (Load("bare", "p1", (), 0), "needs at least one device"),
+        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each device only once"),
+        (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),
+        (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),
+        (Load("what", "p1", ("cpu:0",), 0), "no context what"),
+        (Load("bare", "p1", ("cpu:0",), -1), "cannot be promised"),
+        (Load("bare", "p2", ("cpu:0",), 0), "p2 is cut"),
     ],
 )
 def test_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> None:
@@ -67,7 +64,7 @@ def test_two_failed_loads_fail_waiting_calls_but_not_later_calls(cluster: Make) 
     c.fail_load(c.library(context="a"))
     assert c.ended == {}
     c.fail_load(c.library(context="a"))
-    assert {end.failure.kind for end in c.ended.values()} == {FailureKind.CONTEXT}  # type: ignore[union-attr]
+    assert {end.failure.kind for end in c.ended.values()} == {FailureKind.CONTEXT}
     assert "no such model" in c.failure("1").message
     assert c.lives_on("a") == []
     c.call("3", context="a").ready(only="").end("3")
@@ -167,10 +164,10 @@ def test_library_reports_its_batch_and_its_step_times(cluster: Make) -> None:
     said = "batch: 23 of 64 rows running, 3 wait; mean 18.4 over 1,240 steps; 412 tokens/s"
     assert "batch" not in c.story("lib-1")
     assert c.status().libraries[0].batch is None
-    c.report("p1", say.LibraryBatch(1, load, times))  # type: ignore[arg-type]
+    c.report("p1", say.LibraryBatch(1, load, times))
     assert c.story("lib-1").endswith(said)
     assert c.status().libraries[0].batch == load
-    assert [x for x in c.others if isinstance(x, RecordSteps)] == [RecordSteps("a", "cpu", times)]  # type: ignore[arg-type]
-    c.report("p1", say.LibraryBatch(1, EngineLoad(running=1)))  # type: ignore[arg-type]
+    assert [x for x in c.others if isinstance(x, RecordSteps)] == [RecordSteps("a", "cpu", times)]
+    c.report("p1", say.LibraryBatch(1, EngineLoad(running=1)))
     assert c.story("lib-1").endswith("batch: 1 row running")
     assert len([x for x in c.others if isinstance(x, RecordSteps)]) == 1

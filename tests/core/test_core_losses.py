@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import Cluster
+from core.builders import Cluster, Make
 
 from stoker.manager.core import blocks
 from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
@@ -14,7 +12,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
 from stoker.protocol.ids import PilotId
 
-Make = Callable[..., Cluster]
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
 SIGTERM = say.PilotLeaving("it got SIGTERM", LossReason.SIGNALLED)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import pytest
-from core.builders import Cluster, recipe
+from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core.events import ClientGone
 from stoker.manager.core.outlook import MOST_MAPS
@@ -14,11 +13,9 @@ from stoker.protocol import pace, to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
 
-Make = Callable[..., Cluster]
-
 
 def report(number: int = 1, *, name: str = "verify", context: str = "bare", **how: int | bool) -> say.MapReport:
-    return say.MapReport(number, name, context, **how)  # type: ignore[arg-type]
+    return say.MapReport(number, name, context, **how)
 
 
 def line_of_maps(c: Cluster) -> str:
@@ -64,7 +61,7 @@ def test_map_of_another_context_leaves_a_forecast_unchanged(cluster: Make) -> No
 def test_maps_of_a_disconnected_program_are_not_shown(cluster: Make) -> None:
     c = cluster(pilots=1).client("bob").tell("bob", report(total=10)).tell("ana", report(total=20))
     assert [each.total for each in c.status().maps] == [20, 10]
-    c.event(ClientGone("bob"))  # type: ignore[arg-type]
+    c.event(ClientGone("bob"))
     assert [each.total for each in c.status().maps] == [20]
 
 

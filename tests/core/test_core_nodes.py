@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, devices
+from core.builders import SESSION, Cluster, Make, devices
 
 from stoker.manager.core import actions
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
@@ -26,7 +25,6 @@ from stoker.protocol.blocks import (
 )
 from stoker.protocol.ids import BlockId
 
-Make = Callable[..., Cluster]
 EVERY_S = 100.0
 GPU = Source(
     "gpu", Rule.OPPORTUNISTIC, first=0, most=6, keep_pending=1, idle_s=1e6, exclude_nodes=2, probe_nodes_s=EVERY_S
@@ -47,7 +45,7 @@ def orders(c: Cluster) -> list[BlockOrder]:
     mail = c.mail.get("factory", ())
     found = [message for message in mail if isinstance(message, to_client.SubmitBlocks)]
     for message in found:
-        mail.remove(message)  # type: ignore[union-attr]
+        mail.remove(message)
     return [order for message in found for order in message.orders]
 
 
@@ -256,7 +254,7 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     assert not c.status().excluded_nodes  # otherwise the block would be left again at once
     assert not c.core.state.blocks[again.block].leaving
     c.wait(EVERY_S)
-    c.report("p2", say.DeviceFault("cuda:0", "it failed again"))  # type: ignore[arg-type]
+    c.report("p2", say.DeviceFault("cuda:0", "it failed again"))
     assert [each.node for each in c.status().excluded_nodes] == ["n2"]
 
 
@@ -264,10 +262,10 @@ def test_devices_that_work_again_include_their_node(cluster: Make) -> None:
     once = msgspec.structs.replace(GPU, rule=Rule.ONCE, first=1, most=1)
     c = cluster().sources(once)
     joined(c, "p1", node="n2", block="b1", faults=("",))
-    c.report("p1", say.DeviceFault("cuda:0", BAD))  # type: ignore[arg-type]
+    c.report("p1", say.DeviceFault("cuda:0", BAD))
     assert c.status().excluded_nodes
     assert c.pilot().state is PilotState.HERE  # no block would replace it
-    c.report("p1", say.DeviceFault("cuda:0", ""))  # type: ignore[arg-type]
+    c.report("p1", say.DeviceFault("cuda:0", ""))
     assert not c.status().excluded_nodes
 
 

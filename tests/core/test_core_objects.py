@@ -30,7 +30,7 @@ def test_addresses_and_the_manifest_are_sent_once(peers: Peers) -> None:
     peers.tell("ana", say.DefineManifest(BIG.name, b"digests"))
     peers.here("p1", "p2", "p3").want("p1", "p2")
     (order,) = peers.orders("p2")
-    assert order == to_pilot.FetchObject(BIG, (to_pilot.ServingPeer("p1", "p1:7000"),), False, b"digests")  # type: ignore[arg-type]
+    assert order == to_pilot.FetchObject(BIG, (to_pilot.ServingPeer("p1", "p1:7000"),), False, b"digests")
     peers.want("p3")
     assert [order.manifest for order in peers.orders("p2")] == [b""]
     peers.want("p2")  # a repeated request: perhaps the order was lost
@@ -47,7 +47,7 @@ def test_rarest_object_gets_the_free_transfer_slot(peers: Peers) -> None:
     assert sorted((peers.told(f"q{n}") or ((), True))[0][0] for n in range(8)) == ["p1"] * 4 + ["p2"] * 4
     peers.here("r1", "r2", serves=False).want("r1", refs=(common,)).want("r2", refs=(rare,))
     assert peers.told("r1") is peers.told("r2") is None
-    freed = next(fetch.peer.id for fetch in peers.core.state.transfers.peers["p1"].serves.values())  # type: ignore[index]
+    freed = next(fetch.peer.id for fetch in peers.core.state.transfers.peers["p1"].serves.values())
     peers.arrive(freed, common)
     assert peers.told("r1") is None
     assert peers.told("r2") == (("p1",), False)
@@ -204,7 +204,7 @@ def test_peer_that_fails_while_others_serve_is_no_longer_used(peers: Peers) -> N
     assert len(sources) == 3
     assert not set(sources) & set(bad)
     peers.lose("last").here("bad", has=(BIG,)).here("again")  # a hello clears the failures of a pilot
-    assert peers.core.state.transfers.peers["bad"].address  # type: ignore[index]
+    assert peers.core.state.transfers.peers["bad"].address
 
 
 # ---- stories

@@ -79,9 +79,9 @@ def calls_of_a_crowd(count: int) -> int:
     try:
         for messages in ([[hello] for hello in hellos], [[want]] * count, [[here]] * count):
             for name, said in zip(names(count), messages, strict=True):
-                core.handle(FromPilot(name, 0, list(said)), 0.0)  # type: ignore[arg-type]
+                core.handle(FromPilot(name, 0, list(said)), 0.0)
         for name in names(count):
-            core.handle(PilotLost(name, "over"), 1.0)  # type: ignore[arg-type]
+            core.handle(PilotLost(name, "over"), 1.0)
     finally:
         sys.setprofile(None)
     return made

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import get_args
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, recipe
+from core.builders import SESSION, Make, recipe
 
 from stoker.manager.core import reactor
 from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
@@ -15,8 +14,6 @@ from stoker.manager.core.seams import Resize
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot, wire
 from stoker.protocol.calls import CallEnd
-
-Make = Callable[..., Cluster]
 
 
 def test_peer_with_a_wrong_key_is_refused(cluster: Make) -> None:
@@ -53,18 +50,18 @@ def test_undelivered_calls_are_sent_again_with_their_function(cluster: Make) -> 
 
 def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1")
-    c.tell("ana", say.Cancel([c.ids["1"]], running=True)).forget()  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["1"]], running=True)).forget()
     c.come_back("p1", lib1=("1",))
     told = c.hears("p1", to_pilot.CancelCalls)
     assert (told.calls, told.running) == ((c.ids["1"],), True)
     c.nothing_else_was_said()
-    c.report("p1", say.CallsReturned(1, (c.ids["1"],)))  # type: ignore[arg-type]
+    c.report("p1", say.CallsReturned(1, (c.ids["1"],)))
     assert c.runs("p1") == ["2"]
 
 
 def test_library_of_an_unknown_context_is_stopped(cluster: Make) -> None:
     c = cluster(pilots=1)
-    facts = say.LibraryFacts(9, "strange", ("cpu:0",), True)  # type: ignore[arg-type]
+    facts = say.LibraryFacts(9, "strange", ("cpu:0",), True)
     old = say.PilotHello(wire.VERSION, SESSION, "h", 7, (), libraries=(facts,))
     c.cut("p1").report("p1", old, numbered=False)
     c.hears("p1", to_pilot.PilotWelcome)
@@ -91,12 +88,12 @@ def test_stop_lost_with_the_connection_is_sent_again(cluster: Make, given_up: bo
 def test_resize_lost_with_the_connection_is_sent_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="2 GB")
     c.by_hand = True
-    c.apply([Resize(1, 10**9)], seam="residency")  # type: ignore[arg-type]
+    c.apply([Resize(1, 10**9)], seam="residency")
     c.core.manager.out.clear()
     c.cut("p1").come_back("p1", lib1=("1",))
     size = c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes
     assert c.library(context="a").resizing == [size]
-    c.report("p1", say.LibraryResized(1, size))  # type: ignore[arg-type]
+    c.report("p1", say.LibraryResized(1, size))
     assert c.library(context="a").promised_bytes == size == 10**9
     assert c.library(context="a").resizing == []
 
@@ -113,10 +110,10 @@ def test_repeated_frame_is_processed_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready()
     c.end("1")
     c._frames["p1"] -= 1
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["2"], True)]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["2"], True)]))
     assert "2" not in c.ended
     c._frames["p1"] += 5
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["2"], True)]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["2"], True)]))
     assert "2" not in c.ended
     assert c.refused == {"repeated or early frame of a pilot": 2}
 
@@ -125,15 +122,15 @@ def test_messages_of_unknown_libraries_are_refused_and_counted(cluster: Make) ->
     c = cluster(pilots=2).call("1").ready()
     other = "p2" if c.lives_on() == ["p1"] else "p1"
     for message in (
-        say.LibraryReady(1, 0.1, 0.1),  # type: ignore[arg-type]
-        say.CallsEnded(1, [CallEnd(c.ids["1"], True)]),  # type: ignore[arg-type]
-        say.LibraryGone(1),  # type: ignore[arg-type]
-        say.CallsReturned(99, ()),  # type: ignore[arg-type]
-        say.LibraryResized(99, 1),  # type: ignore[arg-type]
+        say.LibraryReady(1, 0.1, 0.1),
+        say.CallsEnded(1, [CallEnd(c.ids["1"], True)]),
+        say.LibraryGone(1),
+        say.CallsReturned(99, ()),
+        say.LibraryResized(99, 1),
     ):
         c.report(other, message)
     assert c.refused == {"message of a library that the pilot does not have": 5}
-    c.report(c.lives_on()[0], say.LibraryReady(1, 0.1, 0.1))  # type: ignore[arg-type]
+    c.report(c.lives_on()[0], say.LibraryReady(1, 0.1, 0.1))
     assert c.refused["library ready twice"] == 1
     c.end("1")
     assert c.ended["1"].ok
@@ -162,7 +159,7 @@ def test_restarted_manager_waits_for_all_pilots_and_continues(cluster: Make) -> 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_heartbeats_report_memory_and_record_runs(cluster: Make, batch: int) -> None:
     c = cluster(pilots=1).calls(2, batch=batch).ready().end("1", run_s=2.0).end("2", run_s=4.0)
-    c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
+    c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
     assert [(x.function, x.kind, x.calls, x.run_s, x.items) for x in runs] == [("f", "cpu", 2, 6.0, 2 * batch)]
     assert c.library().memory_bytes == 123
@@ -221,11 +218,11 @@ GB = 10**9
 
 
 def beat(pilot: str = "p1", *uses: say.LibraryUse, **more: int) -> FromPilot:
-    return FromPilot(pilot, 0, [say.Heartbeat(uses, **more)])  # type: ignore[arg-type]
+    return FromPilot(pilot, 0, [say.Heartbeat(uses, **more)])
 
 
 def use(memory: int = 0, device: int = 0, cpu_s: float = 0.0) -> say.LibraryUse:
-    return say.LibraryUse(1, memory, device, cpu_s)  # type: ignore[arg-type]
+    return say.LibraryUse(1, memory, device, cpu_s)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +254,7 @@ def test_runs_are_recorded_with_some_heartbeats(cluster: Make) -> None:
 
 
 def test_numbered_heartbeat_is_an_ordinary_event(cluster: Make) -> None:
-    numbered = FromPilot("p1", 4, [say.Heartbeat()])  # type: ignore[arg-type]
-    among = FromPilot("p1", 0, [say.Heartbeat(), say.PilotLeaving("bye")])  # type: ignore[arg-type]
+    numbered = FromPilot("p1", 4, [say.Heartbeat()])
+    among = FromPilot("p1", 0, [say.Heartbeat(), say.PilotLeaving("bye")])
     assert not is_heartbeat(numbered)
     assert not is_heartbeat(among)

@@ -44,7 +44,7 @@ def sleeps(c: Cluster) -> Cluster:
 
 def hello(c: Cluster, number: int = 1, **facts: Any) -> Cluster:
     there = {"ready": False, "reserved_bytes": GB, "sleeps": True, "awake_bytes": 8 * GB, **facts}
-    library = say.LibraryFacts(number, "a", ("cuda:0",), **there)  # type: ignore[arg-type]
+    library = say.LibraryFacts(number, "a", ("cuda:0",), **there)
     told = say.PilotHello(
         wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(library,), sleeper_bytes=10 * GB,
         acknowledged=c.taken("p1"),
@@ -117,7 +117,7 @@ def test_call_that_arrives_while_a_library_falls_asleep_wakes_it(c: Cluster) -> 
 @pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.CONTEXT, None])
 def test_sleeping_library_that_ends_frees_all_and_reloads(c: Cluster, kind: FailureKind | None) -> None:
     sleeps(c).die(lib(c), failure=None if kind is None else Failure(kind, "it ended"))
-    assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().free_host_bytes_for_sleep) == (24 * GB, 10 * GB)  # type: ignore[index]
+    assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().free_host_bytes_for_sleep) == (24 * GB, 10 * GB)
     assert c.context("a").sleep_failure == ("it ended" if kind is FailureKind.CONTEXT else "")
     assert c.context("a").load_failures == 0
     c.forget().call("a2", context="a")
@@ -176,7 +176,7 @@ def test_unknown_sleeping_library_is_adopted_and_wakes() -> None:
 
 def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
     sleeps(c).lose("p1")
-    kept = c.core.state.gone_pilots["p1"].kept  # type: ignore[index]
+    kept = c.core.state.gone_pilots["p1"].kept
     assert kept is not None
     (number,) = kept
     hello(c, number, asleep=True, host_bytes=5 * GB)
@@ -190,9 +190,9 @@ def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
 @pytest.mark.parametrize(
     ("message", "wrong"),
     [
-        (say.LibraryAsleep(1, -1), "device_memory_bytes"),  # type: ignore[arg-type]
-        (say.LibraryAsleep(1, 1, sleep_s=float("nan")), "sleep_s"),  # type: ignore[arg-type]
-        (say.LibraryAwake(1, 1, wake_s=-2.0), "wake_s"),  # type: ignore[arg-type]
+        (say.LibraryAsleep(1, -1), "device_memory_bytes"),
+        (say.LibraryAsleep(1, 1, sleep_s=float("nan")), "sleep_s"),
+        (say.LibraryAwake(1, 1, wake_s=-2.0), "wake_s"),
     ],
 )
 def test_impossible_numbers_end_the_connection(c: Cluster, message: Any, wrong: str) -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
-from core.builders import SESSION, Cluster, devices, recipe
+from core.builders import SESSION, Cluster, Make, devices, recipe
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import ContextAdvice, RecordLoad
@@ -13,8 +11,6 @@ from stoker.protocol import to_pilot, wire
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.show_status import render
-
-Make = Callable[..., Cluster]
 
 
 def ready(c: Cluster, slots: int, *, pilot: str = "p1") -> Cluster:
@@ -68,7 +64,7 @@ def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(6, context="a")
     start = c.hears("p1", to_pilot.StartLibrary)
     c.cut("p1")
-    facts = say.LibraryFacts(start.library, "a", start.devices, True, slots=4)  # type: ignore[arg-type]
+    facts = say.LibraryFacts(start.library, "a", start.devices, True, slots=4)
     says_hello(c, facts)
     assert c.library(context="a").slots == 4
     assert c.runs("p1") == ["1", "2", "3", "4"]
@@ -138,7 +134,7 @@ def test_exclusive_device_has_one_library_at_a_time(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(processes=1)).define(model("m", 2 * GB), model("n"))
     c.call("a", context="m").call("b", context="n")
     assert started(c).device_memory_bytes == 24 * GB
-    c.report("p1", say.LibraryReady(1, 0.1, 1.0, device_bytes=2 * GB))  # type: ignore[arg-type]
+    c.report("p1", say.LibraryReady(1, 0.1, 1.0, device_bytes=2 * GB))
     assert c.library(context="m").promised_bytes == 24 * GB
     assert list(c.pilot().libraries) == [1]
     c.end("a").forget().wait(2.0)

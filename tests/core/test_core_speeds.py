@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
-from core.builders import Cluster, devices
+from core.builders import Cluster, Make, devices
 
 from stoker.contexts.speeds import relative_speeds
 from stoker.manager.core.events import ContextAdvice, RecordSpeed
@@ -14,7 +14,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
 from stoker.protocol.to_manager import Heartbeat
 
-Make = Callable[..., Cluster]
 BOTH = ("A10", "cpu")
 
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 
 import msgspec
-from core.builders import BROKEN, Cluster, devices, recipe
+from core.builders import BROKEN, Make, devices, recipe
 
 from stoker.contexts.recipe import Needs
 from stoker.manager.cli.logs import explain_missing_output
@@ -15,8 +14,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Source
 from stoker.protocol.calls import CallSpec
 from stoker.protocol.show_status import format_forecast, render
-
-Make = Callable[..., Cluster]
 
 
 def test_call_without_pilots_shows_why_the_blocks_wait(cluster: Make) -> None:
@@ -55,7 +52,7 @@ def test_logs_of_an_open_call_show_its_wait_reason(cluster: Make) -> None:
     assert explain_missing_output(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (
         "c-3 had not ended when its session ended (session k3v9 ended at 09:24:20)"
     )
-    c.tell("ana", say.Cancel([c.ids["3"]]))  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["3"]]))
     assert explain_missing_output(c.the_story("c-3")).startswith(
         "c-3 never ran, so it printed nothing: it ended without a result"
     )
@@ -106,7 +103,7 @@ def test_failed_call_is_kept_with_its_story(cluster: Make) -> None:
 
 
 def test_number_of_kept_failures_is_bounded(cluster: Make) -> None:
-    c = cluster().calls(1200).tell("ana", say.Cancel(list(range(1, 1201))))  # type: ignore[arg-type]
+    c = cluster().calls(1200).tell("ana", say.Cancel(list(range(1, 1201))))
     assert len(c.core.state.failed) == 1000
     assert "cancelled by its client" in c.story("c-1200")
 
@@ -211,9 +208,9 @@ def test_unmeasured_work_has_only_a_forecast_of_its_pilot(cluster: Make) -> None
 
 # ---- stories of ended and lost things
 def test_ended_call_names_its_library_pilot_and_device(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
+    c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-1")
-    c.calls(1).tell("ana", say.Cancel([3]))  # type: ignore[list-item]
+    c.calls(1).tell("ana", say.Cancel([3]))
     assert "the call was not sent to a library" in c.story("c-3") or "sent to lib-1 (cpu:0 of p1)" in c.story("c-3")
 
 
@@ -259,7 +256,7 @@ def test_two_recipes_of_one_loader_are_distinguished_by_arguments(cluster: Make)
 
 
 def test_story_of_a_call_shows_its_shortened_arguments(cluster: Make) -> None:
-    c = cluster().tell("ana", say.Submit("f", "bare", [  # type: ignore[arg-type, list-item]
+    c = cluster().tell("ana", say.Submit("f", "bare", [
         CallSpec(7, pickle.dumps((("claims.txt",), {"n": 3}), 5)), CallSpec(8, b"\x80garbage"),
         CallSpec(9, pickle.dumps((("x" * 70_000,), {}), 5)),
     ]))  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.builders import Cluster, recipe
+from core.builders import Make, recipe
 
 from stoker.manager.core.nouns import Library
 from stoker.manager.core.seams import Policies, View
@@ -14,7 +14,6 @@ from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 
-Make = Callable[..., Cluster]
 SHORT_S = 0.001
 
 
@@ -53,9 +52,9 @@ def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
 def test_cancelled_long_call_leaves_an_ordinary_library(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1).give_back("s1")
     library, long = c.library(), c.ids["long"]
-    c.tell("ana", say.Cancel([long], running=True))  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([long], running=True))
     assert c.waiting() == ["s1"]
-    c.report("p1", say.CallsReturned(library.id, (long,)))  # type: ignore[arg-type]
+    c.report("p1", say.CallsReturned(library.id, (long,)))
     assert c.call("s2", "s3").held() == ["s1", "s2", "s3"]
     assert not library.stuck
 

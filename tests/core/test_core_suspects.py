@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import SESSION, Cluster, recipe
+from core.builders import SESSION, Cluster, Make, recipe
 
 from stoker.manager.core import blame
 from stoker.manager.core.blame import ALONE_AFTER, MOST_LOSSES
@@ -17,7 +15,6 @@ from stoker.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.protocol.calls import Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
 
-Make = Callable[..., Cluster]
 KILLED = Failure(FailureKind.DIED, "was killed by SIGKILL", signal=9, tail="last words")
 LAB = Source("lab", first=1, most=20, walltime_s=60.0)
 
@@ -231,7 +228,7 @@ def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"", lost: bool 
     if lost:
         c.lose(pilot)
     else:
-        c.report(pilot, say.LibraryGone(library.id, None, False, tuple(library.held)))  # type: ignore[arg-type]
+        c.report(pilot, say.LibraryGone(library.id, None, False, tuple(library.held)))
         c.report(pilot, say.PilotLeaving("its walltime is over"))
     c.block(block, phase=BlockPhase.ENDED, reason="TIMEOUT").wait(1.0)
 
@@ -297,7 +294,7 @@ def test_memory_use_of_a_call_is_reported_for_it_alone(cluster: Make, user: str)
 def test_call_of_a_lost_pilot_shows_its_own_output(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
-    devices = (say.DeviceFacts("cpu:0", "cpu", 8 << 30),)  # type: ignore[arg-type]
+    devices = (say.DeviceFacts("cpu:0", "cpu", 8 << 30),)
     c.report("q", say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, folder="/logs/q"), numbered=False)
     c.call("good").ready()
     library = c.holders("good")[0]
@@ -306,4 +303,4 @@ def test_call_of_a_lost_pilot_shows_its_own_output(cluster: Make) -> None:
     assert pilot_of(c, "bad") == "q"
     c.join("last").lose("q")
     assert c.failure("bad").printed == Printed(log, 400, 0)
-    assert f"printed {log}:400-" in c.story(show_call(c.ids["bad"]))  # type: ignore[arg-type]
+    assert f"printed {log}:400-" in c.story(show_call(c.ids["bad"]))

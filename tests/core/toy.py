@@ -58,7 +58,7 @@ class Toy(Desk):
         for commands in self.did:
             self._carry_out(commands)
         self.tell(say.ClientHello(wire.VERSION, SESSION), numbered=False)
-        self.tell(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+        self.tell(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))
 
     # ---- time
     def after(self, seconds: float, what: Callable[[], None]) -> None:
@@ -116,25 +116,25 @@ class Toy(Desk):
         for name in names:
             id = len(self.ids) + 1
             self.ids[name], self.names[id] = id, name
-            specs.append(CallSpec(id, payload, Features(items, fixed_s=fixed_s)))  # type: ignore[arg-type]
-        return self.tell(say.Submit("f", context, specs, CallOptions(**how)))  # type: ignore[arg-type]
+            specs.append(CallSpec(id, payload, Features(items, fixed_s=fixed_s)))
+        return self.tell(say.Submit("f", context, specs, CallOptions(**how)))
 
     def tell(self, *messages: Any, numbered: bool = True) -> Toy:
         sequence = next(self._frames) if numbered else 0
-        self._carry_out(self.give(events.FromClient("ana", sequence, list(messages))))  # type: ignore[arg-type]
+        self._carry_out(self.give(events.FromClient("ana", sequence, list(messages))))
         return self
 
     def cut(self, name: str, *, back_after: float = 0.0) -> None:
         """Break the connection and lose its messages; reconnect after `back_after` seconds (0: never)."""
         self.links[name] = 0
-        self._event(events.PilotCut(name))  # type: ignore[arg-type]
+        self._event(events.PilotCut(name))
         if back_after:
             self.after(back_after, lambda: self._connect(self.pilots[name]))
 
     def kill(self, name: str) -> None:
         self.pilots[name].alive = False
         self.cut(name)
-        self._event(events.PilotLost(name, "killed by the batch system"))  # type: ignore[arg-type]
+        self._event(events.PilotLost(name, "killed by the batch system"))
 
     def advise(self, key: str, *, after_s: float, **facts: Any) -> None:
         self.advice[key] = after_s, events.ContextAdvice(**facts)
@@ -151,7 +151,7 @@ class Toy(Desk):
             self.from_pilot(pilot, *_decode(frame))
 
     def from_pilot(self, pilot: ToyPilot, sequence: int, messages: list[Any]) -> None:
-        link, event = self.links.get(pilot.name), events.FromPilot(pilot.name, sequence, messages)  # type: ignore[arg-type]
+        link, event = self.links.get(pilot.name), events.FromPilot(pilot.name, sequence, messages)
         if link:
             self.after(self.latency_s, lambda: self._event(event) if self.links[pilot.name] == link else None)
 
@@ -170,7 +170,7 @@ class Toy(Desk):
                         assert name not in self.ended, f"{name} ended twice"
                         self.ended[name], self.ended_at[name] = end, self.now
                 case events.SetTimer(at, key):
-                    self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]
+                    self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))
                 case events.AskAdvice(events.OfContext(key)) if key in self.advice:
                     wait, facts = self.advice[key]
                     self.after(
@@ -178,7 +178,7 @@ class Toy(Desk):
                         lambda key=key, facts=facts: self._event(
                             events.AdviceArrived(events.OfContext(key), events.CostAdvice({"": facts}))
                         ),
-                    )  # type: ignore[misc]
+                    )
                 case events.EndManager(reason):
                     self.over = reason
 

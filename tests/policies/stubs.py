@@ -61,7 +61,7 @@ class MoreMemory(LoadWhereWanted):
         self.seen.append(changes)
         plan: list[seams.Action] = []
         for id in sorted(changes.libraries):
-            library = view.libraries.get(id)  # type: ignore[call-overload]
+            library = view.libraries.get(id)
             if library is None or library.state is not LibraryState.READY:
                 continue
             for other in library.devices[0].libraries.values():
@@ -151,7 +151,7 @@ class LoadOnAdvice(LoadWhereWanted):
         plan = list(super().wanted(view, context))
         if context.recipe.key not in self.asked:
             self.asked.add(context.recipe.key)
-            plan.append(seams.Ask(context.recipe.key))  # type: ignore[arg-type]
+            plan.append(seams.Ask(context.recipe.key))
         return plan
 
     def advised(self, view: seams.View, context: Context) -> Sequence[seams.Action]:
@@ -162,5 +162,5 @@ class LoadOnAdvice(LoadWhereWanted):
 
 def fewer_rounds(policies: seams.Policies, *, period_s: float = 0.2) -> seams.Policies:
     for seam in (policies.dispatch, policies.residency):
-        seam.period_s = period_s  # type: ignore[misc]
+        seam.period_s = period_s
     return policies

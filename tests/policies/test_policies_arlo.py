@@ -60,7 +60,7 @@ class Family(Toy):
         return {key: context.served for key, context in self.core.state.contexts.items() if context.served}
 
     def where(self, name: str) -> str:
-        return self.core.state.calls[self.ids[name]].holder.context.recipe.key  # type: ignore[union-attr,index]
+        return self.core.state.calls[self.ids[name]].holder.context.recipe.key
 
 
 @pytest.fixture

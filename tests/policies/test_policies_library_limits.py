@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 from core.desk import SESSION
 from policies import stubs
 
@@ -19,8 +19,6 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import Failure, FailureKind
-
-Make = Callable[..., Cluster]
 
 
 def limited(name: str = "a", *, least: int = 0, most: int = 0, keep_alive_s: float | None = None) -> Recipe:
@@ -129,7 +127,7 @@ def test_extra_library_is_loaded_for_a_call_that_no_library_can_run(cluster: Mak
 
 def test_library_is_replaced_only_for_a_better_place(cluster: Make) -> None:
     c = cluster().define(limited(most=1)).join("p1", "p2", ends_in_s=86_400.0)
-    c.tell("ana", say.DefineFunction("g", "g", b"code of g"))  # type: ignore[arg-type]
+    c.tell("ana", say.DefineFunction("g", "g", b"code of g"))
     c.calls(9, context="a", function="g").ready()
     for _ in range(9):
         c.end(*[name for name in c.ids if name not in c.ended and c.the_call(name).holder is not None])
@@ -228,7 +226,7 @@ def test_libraries_reserved_for_a_gang_are_not_idle(cluster: Make, keep_alive_s:
 def test_libraries_reserved_in_vain_are_unloaded(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(keep_alive_s=5.0), recipe("b", memory="8 GB")).call("long", context="b")
     c.ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
-    c.tell("ana", say.Cancel([c.ids["g"]])).wait(5.1)  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["g"]])).wait(5.1)
     assert states(c) == [LibraryState.STOPPING]
 
 
@@ -302,8 +300,8 @@ def test_program_that_reconnects_has_its_limits_again(cluster: Make) -> None:
 
 
 def come_back(c: Cluster, client: str) -> None:
-    taken = c.core.state.clients[client].inbox.last  # type: ignore[index]
-    received = c.core.state.clients[client].first_unacked  # type: ignore[index]
+    taken = c.core.state.clients[client].inbox.last
+    received = c.core.state.clients[client].first_unacked
     c.tell(client, say.ClientHello(wire.VERSION, SESSION, received, acknowledged=taken), numbered=False)
 
 
@@ -326,7 +324,7 @@ def test_calls_with_limits_are_refused_if_no_policy_honours_them(cluster: Make) 
 
 
 def source(**how: object) -> Source:
-    return Source("here", rule=Rule.DEMAND, most=4, first=0, least=0, idle_s=60.0, finish_within_s=1.0, **how)  # type: ignore[arg-type]
+    return Source("here", rule=Rule.DEMAND, most=4, first=0, least=0, idle_s=60.0, finish_within_s=1.0, **how)
 
 
 def came(c: Cluster, block: str, pilot: str) -> Cluster:

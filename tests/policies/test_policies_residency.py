@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from benchmarks.baselines.loading import policy
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, OfPace, PaceAdvice
@@ -22,8 +22,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import CallProgress, FailureKind, Features, Objective
 from stoker.protocol.show_status import render
-
-Make = Callable[..., Cluster]
 
 
 def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
@@ -279,7 +277,7 @@ def keeps(c: Cluster, name: str) -> None:
 def slows(c: Cluster, name: str, share: float, *, best_ago_s: float = 50.0) -> Cluster:
     library = c.holders(name)[0]
     pace = PaceAdvice(50.0, 100.0, "step", 1.0, 50.0, share, best_ago_s)
-    c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))  # type: ignore[arg-type]
+    c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))
     if name == "1":  # call 2 reports progress in another place
         assert c.hears("ana", to_client.ProgressReports).reports[0].done == 50.0
     return c
@@ -295,7 +293,7 @@ def test_evicted_call_moves_to_a_free_device(packed: Cluster) -> None:
     assert ordered(c, "p2") == ["StartLibrary"]
     assert ordered(c, "p1") == ["EvictCall", "StopLibrary"]
     assert c.hears("p1", to_pilot.EvictCall).call == c.ids["2"]
-    c.report("p1", say.CallEvicted(old.id, CallProgress(c.ids["2"], 3.0, state=b"saved")))  # type: ignore[arg-type]
+    c.report("p1", say.CallEvicted(old.id, CallProgress(c.ids["2"], 3.0, state=b"saved")))
     c.report("p1", say.LibraryGone(old.id, None, False, (), ()))
     c.ready(only="p2")
     assert c.held("p2", "b") == ["2"]

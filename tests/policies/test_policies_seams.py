@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from core.builders import Cluster, recipe
+from core.builders import Make as MakeCluster
 from core.toy import Toy
 from policies import stubs
 
@@ -81,7 +82,7 @@ def test_cancelled_gang_releases_every_member(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
     t.context("a").call("g", context="a", gang=(2, 2), run_s=1000.0).run(until=5.0)
-    t.tell(Cancel([t.ids["g"]], running=True)).call("c1", "c2", context="a").run()  # type: ignore[list-item]
+    t.tell(Cancel([t.ids["g"]], running=True)).call("c1", "c2", context="a").run()
     assert t.now < 8
     assert t.ended["c2"].ok
 
@@ -169,7 +170,7 @@ def test_late_advice_delays_nothing(toy: Make) -> None:
     t.context("a").call("c1", context="a", run_s=20.0).call("c2", context="a", run_s=20.0).run()
     assert starts(t, "c1")[0][0] < 2.0
     assert t.ended["c1"].ok
-    assert t.ended["c2"].failure.message == "it would take too long"  # type: ignore[union-attr]
+    assert t.ended["c2"].failure.message == "it would take too long"
     assert t.ended_at["c2"] == pytest.approx(5.0, abs=0.1)
 
 
@@ -215,9 +216,6 @@ def test_device_seconds_are_accounted_by_tier(toy: Make) -> None:
     t.kill("p1")
     t.kill("p2")
     assert sum(device_seconds_by_tier(t.core.state).values()) == pytest.approx(40.0, abs=0.1)
-
-
-MakeCluster = Callable[..., Cluster]
 
 
 class ColdestFirst(HottestFirst):

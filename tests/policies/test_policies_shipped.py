@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.builders import Cluster, recipe
+from core.builders import Make, recipe
 from sim.worlds import calls, model, source, world
 
 from benchmarks.baselines.loading import ROOT, policy
@@ -24,7 +23,6 @@ from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
 from stoker.site import BASELINES, POLICY_NAMES, Duration, Policy, Size
 
-Make = Callable[..., Cluster]
 GB = 1_000_000_000
 EVERY = (*SHIPPED, *BASELINES)
 
@@ -44,7 +42,7 @@ def test_each_lookup_returns_a_new_policy() -> None:
     for name in EVERY:
         first, second = policy(name).make(), policy(name).make()
         assert first.residency is not second.residency
-        assert first.residency.provisioning is first.provisioning  # type: ignore[attr-defined]
+        assert first.residency.provisioning is first.provisioning
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -25,7 +25,7 @@ def on_gpu(*names: str, gpus: int = 1, memory: str = "10 GB", sleepers: str = "2
 def serve(cluster: Cluster, *names: str, load_s: float = 10.0, **ready: object) -> Cluster:
     for name in names:
         cluster.call(f"first of {name}", context=name)
-        cluster.ready(load_s=load_s, memory="6 GB", sleeps=True, **ready).end(f"first of {name}").wait(1).forget()  # type: ignore[arg-type]
+        cluster.ready(load_s=load_s, memory="6 GB", sleeps=True, **ready).end(f"first of {name}").wait(1).forget()
     return cluster
 
 

@@ -34,7 +34,7 @@ class Lab(SlinferLab):
     ) -> Lab:
         [library] = self.holders(name)
         call = (self.ids[name],)
-        self.report(pilot, say.CallsReturned(library.id, call, "late", False, required, over_s, case))  # type: ignore[arg-type]
+        self.report(pilot, say.CallsReturned(library.id, call, "late", False, required, over_s, case))
         return self
 
 
@@ -46,7 +46,7 @@ def lab() -> Lab:
 def test_cpu_that_reads_prompts_too_slowly_is_left_out(lab: Lab) -> None:
     lab.ask("x", prompt=950)  # reading takes 0.95 s, or 1.045 s with a margin of a tenth, but only 1 s is left
     lab.nothing_else_was_said()
-    assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would be more than")  # type: ignore[union-attr]
+    assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would be more than")
 
 
 def test_refused_call_goes_to_the_next_then_to_a_new_instance(lab: Lab) -> None:
@@ -152,7 +152,7 @@ def test_cancelled_or_refused_call_preempts_no_instance(cancelled: bool) -> None
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     grower, promised = lab.library("cpu", "a"), lab.library("cpu", "a").promised_bytes
     if cancelled:
-        lab.tell("ana", say.Cancel([lab.ids["3"]]))  # type: ignore[list-item]
+        lab.tell("ana", say.Cancel([lab.ids["3"]]))
         accept(lab, "cpu", "3")
         resized = [order for order in lab.mail["cpu"] if isinstance(order, to_pilot.ResizeLibrary)]
         assert [order.device_memory_bytes for order in resized] == [promised]
@@ -253,7 +253,7 @@ def test_call_that_waits_for_a_load_is_late_on_no_other_instance() -> None:
 def short(lab: Lab, pilot: str, *, peak: int, waiting: int = 0) -> Lab:
     library = lab.library(pilot, "a")
     load = EngineLoad(running=1, waiting=waiting, steps=int(lab.now), cache_tokens=1000, peak_tokens=peak)
-    return lab.wait(0.01).report(pilot, say.LibraryBatch(library.id, load)).wait(0.2)  # type: ignore[return-value]
+    return lab.wait(0.01).report(pilot, say.LibraryBatch(library.id, load)).wait(0.2)
 
 
 def test_instance_grows_when_its_requests_outgrow_their_estimates(lab: Lab) -> None:
@@ -343,7 +343,7 @@ def test_failing_model_is_loaded_only_for_calls() -> None:
             loads += 1
             lab.fail_load(library)
         lab.wait(60)
-    assert "FileNotFoundError" in lab.ended["x"].failure.message  # type: ignore[union-attr]
+    assert "FileNotFoundError" in lab.ended["x"].failure.message
     assert loads == LOAD_TRIES
     lab.ask("y", objective=Objective()).ready()
     assert lab.context("a").last_failure is None
@@ -375,7 +375,7 @@ def test_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
     assert "y" not in lab.ended
     lab.wait(0.3)
     assert not lab.ended["y"].ok
-    assert lab.ended["y"].failure.message.startswith("its first token would be more than 0.")  # type: ignore[union-attr]
+    assert lab.ended["y"].failure.message.startswith("its first token would be more than 0.")
 
 
 def test_refused_offers_are_counted_by_case_and_named_in_the_drop() -> None:
@@ -395,12 +395,12 @@ def test_refused_offers_are_counted_by_case_and_named_in_the_drop() -> None:
     assert found["a"] == counts
     assert "offers that pilots refused: 3 decode-round, 1 memory" in lab.story("a")
     for end in lab.ended.values():
-        assert end.failure.message.endswith("; no library accepted the call: late")  # type: ignore[union-attr]
+        assert end.failure.message.endswith("; no library accepted the call: late")
 
 
 def test_gang_of_a_language_model_is_refused(lab: Lab) -> None:
     lab.call("x", context="a", gang=(2, 2))
-    assert "leave gang out" in lab.ended["x"].failure.message  # type: ignore[union-attr]
+    assert "leave gang out" in lab.ended["x"].failure.message
 
 
 def test_context_without_a_cache_uses_the_default_policy(lab: Lab) -> None:

@@ -33,7 +33,7 @@ class Lab(SlinferLab):
         self.define(*(recipe(name, slots=64, **needs) for name in names))
         return self
 
-    def ask(self, *names: str, context: str = "a", tokens: int = 200) -> Lab:  # type: ignore[override]
+    def ask(self, *names: str, context: str = "a", tokens: int = 200) -> Lab:
         self.call(*names, context=context, features=Features(1, tokens - 100, 100, 0.0), objective=SOON)
         self.wait(0.2)  # step times were requested, and no answer came
         return self
@@ -71,7 +71,7 @@ def test_another_kind_of_device_has_its_own_measurements(lab: Lab) -> None:
     lab.join("p2", of=devices(1, memory="9 GB")).ask("y")
     lab.offered()
     [library] = lab.holders("y")
-    lab.report("p1", say.CallsReturned(library.id, (lab.ids["y"],), refused="late"))  # type: ignore[arg-type]
+    lab.report("p1", say.CallsReturned(library.id, (lab.ids["y"],), refused="late"))
     assert lab.loads(pilot="p2") == 9.0
     assert lab.offered("p2")[0] == "y"
 
@@ -92,7 +92,7 @@ def test_offers_stay_within_a_cache_that_cannot_be_resized(lab: Lab) -> None:
 
 
 def test_manager_without_its_journal_learns_the_cache_size(lab: Lab) -> None:
-    facts = say.LibraryFacts(7, "a", ("cuda:0",), True, reserved_bytes=6 * GB, cache=FIXED)  # type: ignore[arg-type]
+    facts = say.LibraryFacts(7, "a", ("cuda:0",), True, reserved_bytes=6 * GB, cache=FIXED)
     old = lab._facts["p1"]
     hello = say.PilotHello(
         old.protocol, old.session, "host-p2", 7, devices(1, kind="gpu", memory="20 GB"), libraries=(facts,),

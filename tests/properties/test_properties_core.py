@@ -130,7 +130,7 @@ class Manager(Pilots):
         run_s = run_s if count == 1 else 0.001
         due = {} if due_in_s is None else {"deadline_at": self.toy.now + due_in_s, "drop_late": drop_late}
         how = {"run_s": run_s, "priority": priority, "gang": gang, "step_s": 0.04 * saves, **harm}
-        return self.submitted(count, context=context, objective=Objective(**due), shared=gang[1] > 1, **how)  # type: ignore[arg-type]
+        return self.submitted(count, context=context, objective=Objective(**due), shared=gang[1] > 1, **how)
 
     @precondition(lambda self: self.has_family)
     @rule(
@@ -145,7 +145,7 @@ class Manager(Pilots):
     @rule(call=consumes(calls), running=st.booleans(), ignored=st.booleans())
     def cancel(self, call: str, running: bool, ignored: bool) -> None:
         self.toy.ignore_stops = ignored
-        self.toy.tell(say.Cancel([self.toy.ids[call]], running))  # type: ignore[list-item]
+        self.toy.tell(say.Cancel([self.toy.ids[call]], running))
 
     @rule(acknowledged=st.floats(0, 1))
     def client_comes_back(self, acknowledged: float) -> None:
@@ -162,7 +162,7 @@ class Manager(Pilots):
         """Restart the manager: lose messages in transit and reconnect all peers."""
         for name in [name for name in self.toy.core.state.pilots if self.toy.links[name]]:
             self.toy.links[name] = 0
-            self.toy.after(0.1, lambda name=name: self.toy._connect(self.toy.pilots[name]))  # type: ignore[misc]
+            self.toy.after(0.1, lambda name=name: self.toy._connect(self.toy.pilots[name]))
         self.toy._event(ManagerRestarted())
         self.toy.tell(say.ClientHello(wire.VERSION, SESSION, len(self.toy.ended)), numbered=False)
 
@@ -177,19 +177,19 @@ class Manager(Pilots):
     @rule(library=st.integers(0, 40), call=st.integers(0, 40), which=st.integers(0, 7))
     def a_strange_message(self, library: int, call: int, which: int) -> None:
         strange: Any = (
-            say.CallsEnded(library, [CallEnd(call + 10_000, True)]),  # type: ignore[arg-type]
-            say.CallsReturned(library + 999_500, (call,)),  # type: ignore[arg-type]
-            say.LibraryReady(library + 999_500, 1.0, 1.0),  # type: ignore[arg-type]
-            say.LibraryGone(library + 999_500),  # type: ignore[arg-type]
-            say.CallsProgress(library, [CallProgress(call + 10_000)]),  # type: ignore[arg-type]
-            say.CallEvicted(library + 999_500, CallProgress(call)),  # type: ignore[arg-type]
-            say.LibraryResized(library, 2**60),  # type: ignore[arg-type]
+            say.CallsEnded(library, [CallEnd(call + 10_000, True)]),
+            say.CallsReturned(library + 999_500, (call,)),
+            say.LibraryReady(library + 999_500, 1.0, 1.0),
+            say.LibraryGone(library + 999_500),
+            say.CallsProgress(library, [CallProgress(call + 10_000)]),
+            say.CallEvicted(library + 999_500, CallProgress(call)),
+            say.LibraryResized(library, 2**60),
             say.Heartbeat(),
         )[which]
         here = sorted(self.toy.core.state.pilots)
         if here and which not in (0, 4):
-            self.changes_nothing(FromPilot(here[0], 0, [strange]))  # type: ignore[arg-type]
-        self.changes_nothing(FromPilot("nobody", 0, [strange]))  # type: ignore[arg-type]
+            self.changes_nothing(FromPilot(here[0], 0, [strange]))
+        self.changes_nothing(FromPilot("nobody", 0, [strange]))
 
     @rule(key=st.sampled_from(("residency/nothing", "nobody/x", "dispatch/x")))
     def a_timer_that_nobody_set(self, key: str) -> None:

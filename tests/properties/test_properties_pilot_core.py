@@ -96,7 +96,7 @@ class Pilot(RuleBasedStateMachine):
     @rule(number=libraries, running=st.booleans(), grace_s=st.sampled_from((0.0, 10.0)))
     def cancel(self, number: int, running: bool, grace_s: float) -> None:
         calls = tuple(self.believed.get(number, ()))[::2]
-        self.pilot.hear(order.CancelCalls(LibraryId(number), calls, running, grace_s))  # type: ignore[arg-type]
+        self.pilot.hear(order.CancelCalls(LibraryId(number), calls, running, grace_s))
         self.settle()
 
     @rule(number=libraries, drain=st.booleans())
@@ -156,18 +156,18 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, every=st.integers(1, 3), ok=st.booleans())
     def end(self, number: int, every: int, ok: bool) -> None:
-        self.pilot.say(number, to_agent.RunsEnded([CallEnd(call, ok=ok) for call in self.some(number, every)]))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.RunsEnded([CallEnd(call, ok=ok) for call in self.some(number, every)]))
         self.settle()
 
     @rule(number=libraries, every=st.integers(1, 3), answers=st.integers(0, 3))
     def give_back(self, number: int, every: int, answers: int) -> None:
-        self.pilot.say(number, to_agent.GivenBack(tuple(self.some(number, every)), order=answers))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.GivenBack(tuple(self.some(number, every)), order=answers))
         self.settle()
 
     @rule(number=libraries, size=st.integers(-1, 40))
     def evict(self, number: int, size: int) -> None:
         call = self.some(number, 1)[0]
-        self.pilot.say(number, to_agent.RunEvicted(CallProgress(call)), to_agent.Resized(size * GIB))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.RunEvicted(CallProgress(call)), to_agent.Resized(size * GIB))
         self.settle()
 
     @rule(number=libraries, run=st.integers(1, 2), count=st.integers(0, 5), taken=st.integers(0, 9))
@@ -183,7 +183,7 @@ class Pilot(RuleBasedStateMachine):
     def die(self, number: int, every: int, signal: int, fails: bool) -> None:
         running = tuple(self.some(number, every))
         cause = "no process" if fails else ""
-        self.pilot.give(events.ProcessEnded(LibraryId(number), signal, running=running, cause=cause))  # type: ignore[arg-type]
+        self.pilot.give(events.ProcessEnded(LibraryId(number), signal, running=running, cause=cause))
         self.settle()
 
     @rule(number=libraries, garbled=st.booleans())
@@ -198,7 +198,7 @@ class Pilot(RuleBasedStateMachine):
         seen = [(call, ran_s) for call in self.some(number, every)]
         library = self.pilot.core.state.libraries.get(LibraryId(number))
         ends_for_others = library is None or library.is_killed or bool(over or library.hung_up_at)
-        self.pilot.give(events.Observed([events.Observation(LibraryId(number), seen, over)]))  # type: ignore[arg-type]
+        self.pilot.give(events.Observed([events.Observation(LibraryId(number), seen, over)]))
         if library is not None and library.is_killed and not ends_for_others and library.stuck:
             others = [call for call, _ in seen if call in library.held and call not in library.stuck]
             assert not others, "a call that runs is not killed for one that does not stop"

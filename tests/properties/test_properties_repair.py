@@ -64,7 +64,7 @@ class Forgetful(Toy):
 
     def submit_again(self) -> None:
         messages: list[Any] = [say.DefineRecipe(recipe) for recipe in {r.key: r for r in self.recipes}.values()]
-        messages.append(say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+        messages.append(say.DefineFunction("f", "f", b"code"))
         submits, self.submits = self.submits, []
         for submit in submits:
             open_calls = [spec for spec in submit.calls if self.names[spec.call] not in self.ended]
@@ -84,13 +84,13 @@ class Forgetful(Toy):
         for now, event in self.past:
             self.core.handle(event, now)
         for key, at in self.core.state.timers.items():
-            self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]
+            self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))
         for name, pilot in self.pilots.items():
             self.links[name] = 0
             if pilot.alive:
-                self.after(0.1, lambda pilot=pilot: self._connect(pilot))  # type: ignore[misc]
+                self.after(0.1, lambda pilot=pilot: self._connect(pilot))
             else:
-                self.after(20.0, lambda name=name: self.kill(name))  # type: ignore[misc]
+                self.after(20.0, lambda name=name: self.kill(name))
         self._event(ManagerRestarted())
         self.after(0.05 if keep > 0.5 else 0.2, self._come_back)
         validate(self.core.state)

@@ -88,7 +88,7 @@ class SeesFeatures(HottestFirst):
         super().__init__()
         self.seen: list[Features] = []
 
-    def place(self, view, call):  # type: ignore[no-untyped-def]
+    def place(self, view, call):
         self.seen.append(call.spec.features)
         return super().place(view, call)
 

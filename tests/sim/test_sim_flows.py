@@ -97,7 +97,7 @@ def moved(run: Simulation) -> tuple[float, float]:
     return tuple(
         sum(value for each, value in zip(run.log.what, run.log.value, strict=True) if each == what) / GB
         for what in (Happened.BYTES_SHARED, Happened.BYTES_PEER)
-    )  # type: ignore[return-value]
+    )
 
 
 def test_follower_finishes_when_its_reader_finishes() -> None:

@@ -28,12 +28,12 @@ TALKS = replace(NOW, progress_s=Duration(1.0))
 
 
 def cluster(pilots: object, context: ContextModel, *, delays: Delays = NOW, **more: object) -> World:
-    most = pilots if isinstance(pilots, int) else max(count for _, count in pilots)  # type: ignore[attr-defined]
+    most = pilots if isinstance(pilots, int) else max(count for _, count in pilots)
     return world(source(pilots, init_blocks=most, **more), context, delays=delays)
 
 
 def gang(size: int, *, most: int = 0, at_s: float = 0.0, **more: object) -> Arrival:
-    return Arrival(at_s, "llm", gang=(size, most or size), **{"items": 120, **more})  # type: ignore[arg-type]
+    return Arrival(at_s, "llm", gang=(size, most or size), **{"items": 120, **more})
 
 
 class Everywhere(LoadWhereWanted):

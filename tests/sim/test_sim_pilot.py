@@ -53,7 +53,7 @@ def test_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
 def world_of(**more: object) -> SimPilot:
     made = msgspec.structs.replace(model(), device_memory_bytes=Size(10**9), **more)
     sim = Simulation(world(source(1), made), [], default_policies())
-    sim.handle = lambda _event: None  # type: ignore[method-assign, assignment]  # no manager
+    sim.handle = lambda _event: None  # no manager
     pilot = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
     sim.pilots[pilot.id] = pilot
     pilot.join()

@@ -90,7 +90,7 @@ def test_timer_never_fires_a_fraction_of_a_microsecond_early() -> None:
 
 
 class _Twice(LoadWhereWanted):
-    def wanted(self, view, context):  # type: ignore[no-untyped-def]
+    def wanted(self, view, context):
         device = next(iter(view.devices()), None)
         if device is None:
             return ()
@@ -113,7 +113,7 @@ class _Odd(HottestFirst):
         super().__init__()
         self.answer = answer
 
-    def pull(self, view, library):  # type: ignore[no-untyped-def]
+    def pull(self, view, library):
         return self.answer
 
 
@@ -142,11 +142,11 @@ def _without_timers() -> Policies:
     """Return the default policies without timers, so that no event remains."""
 
     class Once(LoadWhereWanted):
-        def wanted(self, view, context):  # type: ignore[no-untyped-def]
+        def wanted(self, view, context):
             return [action for action in super().wanted(view, context) if type(action).__name__ != "Timer"]
 
     class Still(KeepBlocks):
-        def demand(self, view):  # type: ignore[no-untyped-def]
+        def demand(self, view):
             return [action for action in super().demand(view) if type(action).__name__ != "Timer"]
 
     provisioning = Still()
