@@ -175,6 +175,15 @@ def test_grace_time_of_a_block_without_pilots_is_in_the_journal(cluster: Make) -
     assert c.asked() == ["b3"]
 
 
+def test_requeued_job_gets_its_grace_time(cluster: Make) -> None:
+    c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
+    c.join("p2", block="b2").forget().lose("p1").block("b1", phase=BlockPhase.PENDING, reason="BeginTime").wait(100.0)
+    assert list(c.core.state.sources["mine"].coming) == ["b1"]
+    c.block("b1", phase=BlockPhase.RUNNING).wait(100.0)
+    assert list(c.core.state.sources["mine"].coming) == ["b1"], "its new pilot may still come"
+    assert c.asked() == []
+
+
 def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
     assert c.status().jobs[0].phase == "running"

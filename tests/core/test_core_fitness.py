@@ -118,6 +118,19 @@ def test_unfit_pilot_is_retried_after_growing_pauses(cluster: Make) -> None:
 
 
 # ---- a cache with objects in use
+def test_library_ended_by_a_lack_of_its_pilot_blames_no_call(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).call("1", context="a").ready(only="p1")
+    for _ in range(3):
+        library = next(iter(c.context("a").libraries.values()))
+        c.die(library, "1", failure=full(library.pilot.id))
+        assert c.the_call("1").kills == 0
+        blame.mark_pilot_fit(c.pilot("p1"), "a")
+        blame.mark_pilot_fit(c.pilot("p2"), "a")
+        c.wait(2).ready()
+        c.by_hand = True
+    assert c.ended == {}
+
+
 def with_files(name: str, size: str, *, file: str = "") -> Recipe:
     files = (ObjectRef(file or f"file-of-{name}", parse_bytes(size), "/models"),)
     return msgspec.structs.replace(recipe(name, memory="1 GB"), objects=files)

@@ -106,6 +106,15 @@ def test_reconnecting_pilot_that_already_left_is_told_to_exit(cluster: Make) -> 
     assert "counted this pilot as lost" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
+def test_context_of_a_disconnected_pilot_is_soon_loaded_elsewhere(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().end("1").join("p2").cut("p1").call("2")
+    assert c.lives_on() == ["p1"]
+    c.wait(2.5)
+    assert c.lives_on() == ["p1"]
+    c.wait(2.5)
+    assert c.lives_on() == ["p1", "p2"]
+
+
 def test_repeated_frame_is_processed_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready()
     c.end("1")

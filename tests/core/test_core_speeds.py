@@ -30,6 +30,12 @@ def test_kind_of_device_that_runs_the_long_function_is_not_slow() -> None:
     assert learned(runs).of == {"A10": 1.0, "cpu": pytest.approx(0.5)}
 
 
+def test_few_calls_give_no_speed() -> None:
+    runs = [("f", kind, seconds) for kind, seconds in (("A10", 1.0), ("cpu", 4.0))]
+    assert learned(runs * 9).of == {}
+    assert learned(runs * 10).of == {"A10": 1.0, "cpu": pytest.approx(0.25)}
+
+
 def test_outliers_change_the_speed_little() -> None:
     runs = [("f", "A10", 1.0), ("f", "cpu", 4.0)] * 20
     runs[1], runs[20], runs[31] = ("f", "cpu", 500.0), ("f", "A10", 90.0), ("f", "cpu", 0.02)
@@ -105,6 +111,17 @@ def test_speeds_are_shown_and_recorded(cluster: Make) -> None:
     c.report("fast", Heartbeat(()), numbered=False)
     [record] = [each for each in c.others if isinstance(each, RecordSpeed)]
     assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
+
+
+def test_failed_calls_are_not_compared(cluster: Make) -> None:
+    c = two_kinds(cluster)
+    for _ in range(12):
+        names = [str(len(c.ids) + n + 1) for n in range(2)]
+        c.calls(2)
+        for name in names:
+            on_cpu = c.holders(name)[0].kind == "cpu"
+            c.end(name, run_s=0.01 if on_cpu else 1.0, ok=not on_cpu)
+    assert c.context().speeds.of == {}
 
 
 def test_speed_of_earlier_sessions_survives_a_load(cluster: Make) -> None:

@@ -55,6 +55,15 @@ def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -
     assert c.lives_on("c") == ["p1"]
 
 
+def test_eviction_is_minimal_and_busy_libraries_stay(cluster: Make) -> None:
+    c = cluster(pilots=1, memory="9 GB").define(*(recipe(x, memory="3 GB") for x in "abd"), recipe("c", memory="5 GB"))
+    for name in "abd":
+        c.call(name, context=name).ready()
+    c.end("b", "d").call("c", context="c").wait(0.1)
+    stopping = {x.context.recipe.key for x in c.core.state.libraries.values() if x.state is LibraryState.STOPPING}
+    assert stopping == {"b", "d"}
+
+
 def test_recipe_that_fits_no_device_fails_and_names_the_devices(cluster: Make) -> None:
     c = cluster(pilots=2, devices_each=3, memory="12 GB").define(recipe("big", memory="17.2 GB"))
     c.call("c1", context="big")
@@ -143,6 +152,14 @@ def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies:
     assert c.lives_on("a") == ["p1"]
     c.join("p2", of=devices(1), ends_in_s=600.0).wait(1)
     assert c.lives_on("b") == ["p2"]
+
+
+def test_library_keeps_its_device_until_its_load_has_paid_off(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
+    c.calls(9, context="a").ready(load_s=30.0).call("b1", context="b").wait(25)
+    assert c.library(context="a").state is LibraryState.READY
+    c.wait(10)
+    assert c.library(context="a").state is LibraryState.STOPPING
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -222,6 +222,18 @@ def test_other_neighbours_stay(others: int, elsewhere: bool) -> None:
 # ---- new instances
 
 
+def test_instance_is_not_loaded_if_its_prompt_would_delay_others() -> None:
+    lab = (
+        Lab().models("a", "b").pilot_of("cpu", "cpu").ask("x", prompt=400, objective=Objective(ttft_s=0.5, tpot_s=0.25))
+    )
+    lab.started("cpu")
+    lab.offered("cpu")
+    lab.ask("y", context="b", prompt=300, objective=Objective(ttft_s=0.4, tpot_s=0.25))  # y would be read before x
+    lab.nothing_else_was_said()
+    lab.ask("z", context="b", prompt=10, objective=Objective(ttft_s=9.0, tpot_s=0.25))
+    assert lab.started("cpu")[0] == "b"
+
+
 def test_calls_wait_for_a_loading_instance_if_it_serves_in_time() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("cpu2", "cpu")
     lab.ask(*(f"x{n}" for n in range(6)), prompt=100)  # reading takes 0.11 s each

@@ -149,6 +149,15 @@ def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot,
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
 
 
+def test_jobs_do_not_wait_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
+    first, second = (PoolJob(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
+    assert allot([first, second], Pool(idle=3), now=0.0) == {1: 2}
+    pool = Pool(idle=1, busy=(math.inf, math.inf), cold_s=20.0)
+    found = order({"a": [second]}, {"a": pool}, cold=8, now=0.0)
+    assert found == {"a": {2: Promise(2, 1, 1, free_at=math.inf)}}
+    assert order({"a": [second, job(3, 1000.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"][3].replicas == 1
+
+
 def test_surplus_replicas_of_a_promised_job_go_to_skipped_jobs(allot: Allot) -> None:
     pool = Pool(idle=3, promised=(Promise(2, 1, beside=2, here=0),))
     assert allot([job(1, 60.0, 100.0), job(2, 150.0, 100.0)], pool, now=0.0) == {2: 1, 1: 2}
