@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core.builders import Cluster, Make
+from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core import retries
 from stoker.manager.core.nouns import CallState
@@ -83,7 +83,7 @@ def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
 
 
 def test_joining_pilot_gets_the_call_at_once(cluster: Make) -> None:
-    c = cluster(pilots=1).call("1").ready()
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
     fault(c, "1")
     c.join("p2").ready()
     assert pilot_of(c, "1") == "p2"

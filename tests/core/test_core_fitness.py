@@ -40,6 +40,16 @@ def test_full_disks_do_not_count_against_the_recipe(cluster: Make) -> None:
     assert c.context("a").load_failures == 0
 
 
+def test_full_cache_blocks_one_context_and_unwritable_disk_all(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", memory="2 GB"), recipe("b", memory="2 GB")).call("1", context="a")
+    run_out(c, "p1")
+    c.call("2", context="b")
+    assert (c.lives_on("a"), c.lives_on("b")) == ([], ["p1"])
+    run_out(c, "p1", phase=LibraryPhase.STARTING, context="b")
+    c.call("3")
+    assert c.lives_on() == []
+
+
 def test_unfit_pilot_is_reported_with_advice(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
     run_out(c, c.lives_on("a")[0])

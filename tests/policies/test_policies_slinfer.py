@@ -165,6 +165,16 @@ def test_cancelled_or_refused_call_preempts_no_instance(cancelled: bool) -> None
     assert grower.promised_bytes == promised
 
 
+def test_calls_of_other_contexts_are_not_evicted() -> None:
+    lab = Lab().models("a").pilot_of("cpu", "cpu", memory="10.3 GB").define(recipe("plain", memory="5 GB"))
+    lab.ask("1", "2", prompt=400, output=100, objective=Objective())
+    lab.started("cpu")
+    lab.call("p", context="plain").ready()
+    lab.pilot_of("cpu2", "cpu", memory="5 GB").forget()
+    lab.ask("3", prompt=400, output=100, objective=Objective())
+    assert not lab.mail.get("cpu")
+
+
 @pytest.mark.parametrize(("memory", "fit"), [("5.3 GB", True), ("5.1 GB", False)])
 def test_evicted_calls_must_fit_elsewhere_together(memory: str, fit: bool) -> None:
     lab = neighbours(others=3, tokens=300, memory="11 GB", objective=Objective())  # 400 MB of cache each
