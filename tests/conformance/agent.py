@@ -54,7 +54,7 @@ HOLD = function(_hold)
 
 
 class RealAgent(Shell):
-    def __init__(self, folder: Path, *, walltime_s: float = 0.0, probed: bool = False) -> None:
+    def __init__(self, folder: Path, *, walltime_s: float = 0.0) -> None:
         super().__init__()
         self.folder = folder / "world"
         self.folder.mkdir(parents=True)
@@ -63,11 +63,6 @@ class RealAgent(Shell):
         arguments = ["--devices", "cpu:2"]
         if walltime_s:
             arguments += ["--walltime-s", str(walltime_s)]
-        if probed:
-            probe = self.folder / "probe"
-            probe.write_text(f"#!/bin/sh\n[ ! -e {self.folder}/broken-$1 ] || {{ echo wrong product; exit 5; }}\n")
-            probe.chmod(0o755)
-            arguments += ["--probe", str(probe), "--probe-every", "0.2"]
         self.process = self.manager.start_pilot(*arguments)
         self.manager.hello()
         self.manager.send(answer_to(self.manager.hellos[-1], lease_s=1.0))
@@ -124,7 +119,7 @@ class RealAgent(Shell):
 
     def as_taken(self, order: RunCalls) -> RunCalls:
         specs = [CallSpec(spec.call, payloads.dumps(((str(self.folder), spec.call), {}))) for spec in order.calls]
-        return RunCalls(order.library, HOLD.key, specs, order.options, HOLD)  # type: ignore[arg-type]
+        return RunCalls(order.library, HOLD.key, specs, order.options, HOLD)
 
     def let_load(self, library: LibraryId) -> None:
         (self.folder / f"load-{library}").touch()
@@ -150,9 +145,6 @@ class RealAgent(Shell):
 
     def signal(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-
-    def break_device(self, device: str) -> None:
-        (self.folder / f"broken-{device}").touch()
 
     def keep_acks(self) -> None:
         self.settle()

@@ -9,26 +9,8 @@ from conformance.shell import Loads, Shell, answer_to
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
-from stoker.pilot.core import commands, limits
+from stoker.pilot.core import commands, events, limits
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import (
-    Event,
-    Farewell,
-    FromManager,
-    HelloDue,
-    LibraryPrepared,
-    ObjectArrived,
-    Observation,
-    Observed,
-    OfferWeighed,
-    Pinned,
-    Probed,
-    ProbeVerdict,
-    Signalled,
-    Tick,
-    TimerFired,
-    WalltimeKnown,
-)
 from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, wire
 from stoker.protocol.calls import Failure, FailureKind
@@ -41,14 +23,11 @@ STEP_S = 0.1
 
 
 class CoreAlone(Shell):
-    def __init__(self, *, walltime_s: float = 0.0, probed: bool = False) -> None:
+    def __init__(self, *, walltime_s: float = 0.0) -> None:
         super().__init__()
         self.now = 100.0
         devices = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "gpu", 4 * GB) for number in range(2))
-        facts = PilotFacts(
-            pilot="p", session="s", host="h", pid=1, devices=devices, cache_bound_bytes=100 * GB,
-            probed=frozenset([devices[1].device] if probed else []),
-        )  # fmt: skip
+        facts = PilotFacts(pilot="p", session="s", host="h", pid=1, devices=devices, cache_bound_bytes=100 * GB)
         self.core = PilotCore(facts)
         self.queue = EventQueue(self.core, self.carry_out, clock=lambda: self.now)
         self.timers = Timers()
@@ -58,13 +37,12 @@ class CoreAlone(Shell):
         self.cache: dict[str, str] = {}
         self.unacked: list[FromPilot] | None = None
         self.greeted: PilotHello | None = None
-        self.broken: set[DeviceId] = set()
         self.is_over = False
         if walltime_s:
-            self.tell(WalltimeKnown(walltime_s))
+            self.tell(events.WalltimeKnown(walltime_s))
         self.hello()
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: events.Event) -> None:
         self.queue.handle(event)
 
     def carry_out(self, command: commands.Command) -> None:
@@ -79,9 +57,11 @@ class CoreAlone(Shell):
                 if number in self.processes:
                     self.processes[number].hear(message)
             case commands.Prepare(ordered=ordered):
-                self.tell(LibraryPrepared(ordered.library, free_disk_bytes=GB))
+                self.tell(events.LibraryPrepared(ordered.library, free_disk_bytes=GB))
             case commands.PinObjects(library=number, objects=refs):
-                self.tell(Pinned(number, {ref.name: self.cache[ref.name] for ref in refs if ref.name in self.cache}))
+                self.tell(
+                    events.Pinned(number, {ref.name: self.cache[ref.name] for ref in refs if ref.name in self.cache})
+                )
             case commands.StartProcess(ordered=ordered):
                 self.begin(ordered.library, self.loads[ordered.recipe.key])
             case commands.KillProcess(library=number) if number in self.processes:
@@ -91,16 +71,13 @@ class CoreAlone(Shell):
             case commands.Observe(library=number):
                 self.observe(number)
             case commands.WeighOffer(order=order):
-                self.tell(OfferWeighed(order))
+                self.tell(events.OfferWeighed(order))
             case commands.Forget(library=number):
                 self.processes.pop(number, None)
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
-            case commands.Probe(device=device):
-                answer = ProbeVerdict.WRONG if device in self.broken else ProbeVerdict.SOUND
-                self.tell(Probed(device, answer, "wrong product" if device in self.broken else ""))
             case commands.Leave():
-                self.tell(Farewell())
+                self.tell(events.Farewell())
                 self.is_over = True
             case _:
                 pass
@@ -121,12 +98,12 @@ class CoreAlone(Shell):
         process = self.processes.get(number)
         running = process.calls[:1] if process is not None else []
         seen = [(call, self.now - self.ran.setdefault(call, self.now)) for call in running]
-        self.tell(Observed([Observation(number, seen)]))
+        self.tell(events.Observed([events.Observation(number, seen)]))
 
     # ---- the driver
 
     def say(self, message: ToPilot) -> None:
-        self.tell(FromManager(message))
+        self.tell(events.FromManager(message))
 
     def settle(self) -> None:
         for library in list(self.processes):
@@ -141,7 +118,7 @@ class CoreAlone(Shell):
 
     def hello(self, *, welcome: bool = True) -> PilotHello:
         before = collect_unacknowledged_facts([wire.encode(self.unacked)] if self.unacked else [])
-        self.tell(HelloDue(before, 0, tuple(self.cache)))
+        self.tell(events.HelloDue(before, 0, tuple(self.cache)))
         assert self.greeted is not None
         if welcome:
             self.say(answer_to(self.greeted))
@@ -172,7 +149,7 @@ class CoreAlone(Shell):
 
     def arrive(self, ref: ObjectRef) -> None:
         self.cache[ref.name] = f"/cache/{ref.name}"
-        self.tell(ObjectArrived(ref.name, ref.size_bytes, origin_bytes=ref.size_bytes))
+        self.tell(events.ObjectArrived(ref.name, ref.size_bytes, origin_bytes=ref.size_bytes))
 
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
@@ -180,15 +157,12 @@ class CoreAlone(Shell):
         while self.now < until and not self.is_over:
             self.now += min(STEP_S, limits.EVERY_S)
             for key in self.timers.due(self.now):
-                self.tell(TimerFired(key))
+                self.tell(events.TimerFired(key))
             self.settle()
-            self.tell(Tick())
+            self.tell(events.Tick())
 
     def signal(self) -> None:
-        self.tell(Signalled("it got SIGTERM"))
-
-    def break_device(self, device: str) -> None:
-        self.broken.add(DeviceId(device))
+        self.tell(events.Signalled("it got SIGTERM"))
 
     def keep_acks(self) -> None:
         self.unacked = []

@@ -9,41 +9,22 @@ from conformance.shell import Loads, Shell
 
 from stoker.contexts.recipe import Needs, ObjectRef
 from stoker.pilot.core.memory import PROSPECT_S
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot as order
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId
-from stoker.protocol.to_manager import (
-    CallEvicted,
-    CallsEnded,
-    CallsReturned,
-    DeviceFault,
-    LibraryGone,
-    LibraryReady,
-    LibraryResized,
-    ObjectsHere,
-    PilotLeaving,
-    WantObjects,
-)
-from stoker.protocol.to_pilot import (
-    CancelCalls,
-    EvictCall,
-    Exit,
-    FetchObject,
-    ResizeLibrary,
-    StartLibrary,
-    StopLibrary,
-    TakeBack,
-)
 
 AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
 
-_NO_LIMITS = "limits of time and memory are not simulated"
-_OWN_WATCH = "a library of TaskVine's watches its own calls and loads: nothing of its pool's ends it"
+_NO_LIMITS = "the simulator has no limits of time and memory"
+_OWN_WATCH = "a TaskVine library watches its own calls and loads"
 _OWN_FILES = "TaskVine fetches objects itself"
 _NO_TIME = "the stand-in for TaskVine has no clock: due work runs at once"
 _ONE_LIBRARY = "a slot of the stand-in for TaskVine holds one library"
-_NO_LOSS = "between a simulated pilot and its manager no frame is lost"
-_NO_SIGNAL = "a simulated batch system takes a pilot away without a word"
+_NO_EVICTION = "TaskVine evicts no call"
+_NO_LOSS = "the simulator loses no frame"
+_NO_SIGNAL = "a simulated batch system sends no signal"
 
 
 class Sequence(msgspec.Struct, frozen=True):
@@ -55,7 +36,6 @@ class Sequence(msgspec.Struct, frozen=True):
     without: Mapping[str, str] = {}
     ends_pilot: bool = False
     walltime_s: float = 0.0
-    probed: bool = False
 
     @property
     def name(self) -> str:
@@ -66,10 +46,10 @@ SEQUENCES: list[Sequence] = []
 
 
 def sequence(
-    *, ends_pilot: bool = False, walltime_s: float = 0.0, probed: bool = False, **without: str
+    *, ends_pilot: bool = False, walltime_s: float = 0.0, **without: str
 ) -> Callable[[Callable[[Shell], None]], Callable[[Shell], None]]:
     def add(run: Callable[[Shell], None]) -> Callable[[Shell], None]:
-        SEQUENCES.append(Sequence(run, without, ends_pilot or probed, walltime_s, probed))
+        SEQUENCES.append(Sequence(run, without, ends_pilot, walltime_s))
         return run
 
     return add
@@ -79,49 +59,49 @@ def sequence(
 
 
 @sequence()
-def a_library_goes_from_its_order_to_its_end(pilot: Shell) -> None:
+def library_starts_runs_calls_and_ends(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(2)
     pilot.run(library, calls)
     pilot.end(library, calls)
     pilot.stop(library)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert (gone.failure, gone.loading, gone.running, gone.unstarted) == (None, False, (), ())
 
 
 @sequence()
-def an_order_that_is_received_twice_starts_one_library(pilot: Shell) -> None:
+def repeated_start_order_starts_one_library(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.AT_ONCE)
     library = pilot.start(recipe=recipe)
     pilot.start(recipe=recipe, again=library)
-    pilot.expect(LibraryReady, library=library)
-    pilot.silent(LibraryReady, library=library)
+    pilot.expect(say.LibraryReady, library=library)
+    pilot.silent(say.LibraryReady, library=library)
     pilot.stop(library)
-    pilot.expect(LibraryGone, library=library)
-    pilot.say(StartLibrary(library, recipe, (pilot.device(0)[0],)))  # type: ignore[arg-type]
-    pilot.silent(LibraryReady, library=library)
+    pilot.expect(say.LibraryGone, library=library)
+    pilot.say(order.StartLibrary(library, recipe, (pilot.device(0)[0],)))
+    pilot.silent(say.LibraryReady, library=library)
     assert pilot.hello().libraries == ()
 
 
 @sequence()
-def what_can_never_fit_is_refused(pilot: Shell) -> None:
+def library_larger_than_the_device_is_refused(pilot: Shell) -> None:
     _, size = pilot.device(0)
     library = pilot.start(device_memory_bytes=size + 1)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
 
 
 @sequence()
-def what_a_library_held_is_free_after_it(pilot: Shell) -> None:
+def ended_library_frees_its_memory(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first = pilot.ready(device_memory_bytes=size)
     pilot.stop(first)
-    pilot.expect(LibraryGone, library=first)
+    pilot.expect(say.LibraryGone, library=first)
     pilot.ready(device_memory_bytes=size)
 
 
 @sequence()
-def a_library_that_takes_the_place_of_another_waits_for_its_end(pilot: Shell) -> None:
+def library_waits_for_the_end_of_the_one_it_replaces(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first = pilot.ready(device_memory_bytes=size)
     calls = pilot.new_calls(1)
@@ -129,48 +109,48 @@ def a_library_that_takes_the_place_of_another_waits_for_its_end(pilot: Shell) ->
     pilot.begins(calls[0])
     pilot.stop(first)
     second = pilot.start(device_memory_bytes=size)
-    pilot.silent(LibraryReady, library=second)
+    pilot.silent(say.LibraryReady, library=second)
     pilot.end(first, calls)
-    pilot.expect(LibraryGone, library=first)
-    pilot.expect(LibraryReady, library=second)
+    pilot.expect(say.LibraryGone, library=first)
+    pilot.expect(say.LibraryReady, library=second)
 
 
 @sequence(taskvine=_NO_TIME)
-def a_load_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) -> None:
+def load_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     pilot.ready(device_memory_bytes=size)
     second = pilot.start(device_memory_bytes=size)
-    pilot.silent(LibraryGone, library=second, due_in_s=PROSPECT_S)
-    pilot.wait(1.5)
-    gone = pilot.expect(LibraryGone, library=second)
+    pilot.silent(say.LibraryGone, library=second, due_in_s=PROSPECT_S)
+    pilot.wait(1.2)
+    gone = pilot.expect(say.LibraryGone, library=second)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, True)
     assert "no library on the device will end or shrink" in gone.failure.message
 
 
 @sequence()
-def a_loader_that_fails_ends_its_library_and_says_so(pilot: Shell) -> None:
+def failing_loader_ends_its_library(pilot: Shell) -> None:
     library = pilot.start(Loads.FAILS)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
 
 
 @sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
-def a_loader_that_takes_too_long_is_ended(pilot: Shell) -> None:
+def load_that_exceeds_its_time_limit_is_ended(pilot: Shell) -> None:
     library = pilot.start(Loads.NEVER)
     pilot.wait(1.0)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
     assert "did not load within" in gone.failure.message
 
 
 @sequence()
-def a_load_that_is_not_wanted_any_more_ends_without_a_failure(pilot: Shell) -> None:
+def stopped_load_ends_without_a_failure(pilot: Shell) -> None:
     library = pilot.start(Loads.WHEN_LET)
     pilot.stop(library)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert (gone.failure, gone.loading) == (None, True)
 
 
@@ -178,117 +158,117 @@ def a_load_that_is_not_wanted_any_more_ends_without_a_failure(pilot: Shell) -> N
 
 
 @sequence(taskvine=_OWN_FILES)
-def a_library_waits_for_its_objects(pilot: Shell) -> None:
+def library_waits_for_its_objects(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.FILES)
     (ref,) = recipe.objects
     library = pilot.start(recipe=recipe)
-    pilot.expect(WantObjects, objects=(ref,))
-    pilot.silent(LibraryReady, library=library)
-    pilot.say(FetchObject(ref, origin=True))
+    pilot.expect(say.WantObjects, objects=(ref,))
+    pilot.silent(say.LibraryReady, library=library)
+    pilot.say(order.FetchObject(ref, origin=True))
     pilot.arrive(ref)
-    (arrival,) = pilot.expect(ObjectsHere).arrivals
+    (arrival,) = pilot.expect(say.ObjectsHere).arrivals
     assert (arrival.name, arrival.origin_bytes) == (ref.name, ref.size_bytes)
-    pilot.expect(LibraryReady, library=library)
+    pilot.expect(say.LibraryReady, library=library)
     pilot.hello()
     pilot.unread.clear()
     again = pilot.recipe(Loads.AT_ONCE)
     pilot.ready(recipe=msgspec.structs.replace(again, objects=(ref,)), device=1)
-    pilot.silent(WantObjects, objects=(ref,))
+    pilot.silent(say.WantObjects, objects=(ref,))
 
 
 @sequence(taskvine=_OWN_FILES)
-def objects_that_can_be_had_nowhere_end_the_load(pilot: Shell) -> None:
+def object_without_a_source_ends_the_load(pilot: Shell) -> None:
     recipe = pilot.recipe(Loads.FILES)
     (ref,) = recipe.objects
     library = pilot.start(recipe=recipe)
-    pilot.expect(WantObjects, objects=(ref,))
-    pilot.say(FetchObject(ref))
-    gone = pilot.expect(LibraryGone, library=library)
+    pilot.expect(say.WantObjects, objects=(ref,))
+    pilot.say(order.FetchObject(ref))
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert gone.loading
     assert ref.name in gone.failure.message
 
 
 @sequence()
-def a_library_does_not_wait_for_snapshots_longer_than_they_are_worth(pilot: Shell) -> None:
-    library = pilot.start(snapshots={"bf16": ObjectRef("snapshot", 1000)}, snapshot_wait_s=0.5)
-    pilot.wait(0.6)
-    pilot.expect(LibraryReady, library=library)
+def wait_for_snapshots_is_limited(pilot: Shell) -> None:
+    library = pilot.start(snapshots={"bf16": ObjectRef("snapshot", 1000)}, snapshot_wait_s=0.2)
+    pilot.wait(0.3)
+    pilot.expect(say.LibraryReady, library=library)
 
 
 # ---- calls
 
 
 @sequence()
-def calls_wait_for_a_library_that_loads_and_may_be_taken_back_meanwhile(pilot: Shell) -> None:
+def calls_of_a_loading_library_wait_and_can_be_returned(pilot: Shell) -> None:
     library = pilot.start(Loads.WHEN_LET)
     one, two, three, four = calls = pilot.new_calls(4)
     pilot.run(library, calls)
-    pilot.say(TakeBack(library, 2))
+    pilot.say(order.TakeBack(library, 2))
     pilot.expect_returned(library, [four, three])
-    pilot.say(CancelCalls(library, (one,)))
+    pilot.say(order.CancelCalls(library, (one,)))
     pilot.expect_returned(library, [one])
     pilot.let_load(library)
-    pilot.expect(LibraryReady, library=library)
+    pilot.expect(say.LibraryReady, library=library)
     pilot.end(library, [two])
 
 
 @sequence()
-def calls_that_have_not_begun_are_taken_back_newest_first(pilot: Shell) -> None:
+def waiting_calls_are_returned_newest_first(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = calls = pilot.new_calls(3)
     pilot.run(library, calls)
     pilot.begins(one)
-    pilot.say(TakeBack(library, 5))
+    pilot.say(order.TakeBack(library, 5))
     pilot.expect_returned(library, [three, two])
     pilot.end(library, [one])
 
 
 @sequence()
-def a_call_that_has_left_can_come_again(pilot: Shell) -> None:
+def returned_call_can_be_sent_again(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
     pilot.run(library, calls)
     pilot.begins(one)
-    pilot.say(CancelCalls(library, (two,)))
+    pilot.say(order.CancelCalls(library, (two,)))
     pilot.expect_returned(library, [two])
     pilot.run(library, [two])
     pilot.end(library, calls)
 
 
 @sequence()
-def a_call_that_a_library_holds_already_is_not_given_to_it_twice(pilot: Shell) -> None:
+def repeated_call_runs_once(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, calls)
     pilot.run(library, calls)
     pilot.owed[calls[0]] -= 1
     pilot.settle()
     pilot.end(library, calls)
-    pilot.silent(CallsEnded)
+    pilot.silent(say.CallsEnded)
 
 
 @sequence()
-def calls_that_are_not_held_are_given_back_when_they_are_cancelled(pilot: Shell) -> None:
+def unknown_cancelled_calls_are_returned(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.owed.update(calls)
-    pilot.say(CancelCalls(library, tuple(calls)))
+    pilot.say(order.CancelCalls(library, tuple(calls)))
     pilot.expect_returned(library, calls)
 
 
 @sequence()
-def calls_for_a_library_that_is_not_here_are_refused(pilot: Shell) -> None:
+def calls_for_an_unknown_library_are_refused(pilot: Shell) -> None:
     library, calls = pilot.new_library(), pilot.new_calls(2)
     pilot.run(library, calls[:1])
-    assert "is not on this pilot" in pilot.expect(CallsReturned, library=library).refused
-    pilot.say(TakeBack(library, 1))
-    pilot.say(CancelCalls(library, (calls[1],)))
-    pilot.silent(CallsReturned)
-    pilot.say(StopLibrary(library, "enough"))
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert "is not on this pilot" in pilot.expect(say.CallsReturned, library=library).refused
+    pilot.say(order.TakeBack(library, 1))
+    pilot.say(order.CancelCalls(library, (calls[1],)))
+    pilot.silent(say.CallsReturned)
+    pilot.say(order.StopLibrary(library, "enough"))
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
 
 
 @sequence()
-def a_library_that_is_told_to_end_finishes_what_it_runs_and_takes_nothing_new(pilot: Shell) -> None:
+def draining_library_ends_its_call_and_takes_no_other(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = pilot.new_calls(3)
     pilot.run(library, [one, two])
@@ -298,95 +278,95 @@ def a_library_that_is_told_to_end_finishes_what_it_runs_and_takes_nothing_new(pi
     pilot.run(library, [three])
     assert "about to end" in pilot.expect_returned(library, [three]).refused
     pilot.end(library, [one])
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
 
 
 @sequence()
-def a_library_that_is_ended_at_once_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell) -> None:
+def killed_library_lists_running_and_waiting_calls(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
     pilot.run(library, calls)
     pilot.begins(one)
     pilot.stop(library, drain=False)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert (gone.failure, gone.running, gone.unstarted) == (None, (one,), (two,))
 
 
 @sequence()
-def a_process_that_dies_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell) -> None:
+def dead_process_lists_running_and_waiting_calls(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
     pilot.run(library, calls)
     pilot.begins(one)
     pilot.die(library)
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
     assert (gone.running, gone.unstarted) == ((one,), (two,))
 
 
 @sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
-def a_call_is_stopped_alone_and_with_its_library_if_it_does_not_react(pilot: Shell) -> None:
+def call_is_stopped_alone_or_with_its_library(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, deaf, unbegun = pilot.new_calls(4)
     pilot.say_together(*pilot.orders(library, [one], limit_s=0.5), *pilot.orders(library, [two]))
     pilot.begins(one)
     pilot.wait(1.0)
-    (end,) = pilot.expect(CallsEnded, library=library).ends
+    (end,) = pilot.expect(say.CallsEnded, library=library).ends
     assert end.failure is not None
     assert (end.call, end.failure.kind) == (one, FailureKind.TIMEOUT)
     pilot.end(library, [two])
-    pilot.silent(LibraryGone)
+    pilot.silent(say.LibraryGone)
     pilot.ignores_stops(library, deaf)
     pilot.run(library, [deaf, unbegun])
     pilot.begins(deaf)
-    pilot.say(CancelCalls(library, (deaf,), running=True))
+    pilot.say(order.CancelCalls(library, (deaf,), running=True))
     pilot.expect_returned(library, [unbegun])
-    gone = pilot.expect(LibraryGone, library=library)
+    gone = pilot.expect(say.LibraryGone, library=library)
     assert gone.failure is not None
     assert (gone.failure.kind, gone.running) == (FailureKind.CANCELLED, (deaf,))
 
 
-@sequence(taskvine="a call in TaskVine is stopped from inside, by a program that the stand-in does not have")
-def a_running_call_that_is_cancelled_stops_and_its_library_goes_on(pilot: Shell) -> None:
+@sequence(taskvine="the stand-in for TaskVine cannot stop a call")
+def cancelled_running_call_leaves_its_library_running(pilot: Shell) -> None:
     library, (one, two) = pilot.ready(), pilot.new_calls(2)
     pilot.run(library, [one, two])
     pilot.begins(one)
-    pilot.say(CancelCalls(library, (one,), running=True))
-    assert pilot.expect(CallEvicted, library=library).progress.call == one
+    pilot.say(order.CancelCalls(library, (one,), running=True))
+    assert pilot.expect(say.CallEvicted, library=library).progress.call == one
     pilot.end(library, [two])
-    pilot.silent(LibraryGone)
+    pilot.silent(say.LibraryGone)
 
 
-@sequence(taskvine="a call in TaskVine cannot be looked into: none is evicted")
-def a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot: Shell) -> None:
+@sequence(taskvine=_NO_EVICTION)
+def evicted_call_that_returns_is_not_cancelled(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
-    pilot.say(CancelCalls(library, (call,), running=True, grace_s=3.0))
-    pilot.expect(CallEvicted, library=library)
+    pilot.say(order.CancelCalls(library, (call,), running=True, grace_s=1.0))
+    pilot.expect(say.CallEvicted, library=library)
     pilot.run(library, [call])
-    pilot.wait(3.3)
+    pilot.wait(1.3)
     pilot.end(library, [call])
-    pilot.silent(LibraryGone)
+    pilot.silent(say.LibraryGone)
 
 
-@sequence(taskvine="a call in TaskVine cannot be looked into: none is evicted")
-def a_running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
+@sequence(taskvine=_NO_EVICTION)
+def running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
-    pilot.say(EvictCall(library, call))
-    assert pilot.expect(CallEvicted, library=library).progress.call == call
+    pilot.say(order.EvictCall(library, call))
+    assert pilot.expect(say.CallEvicted, library=library).progress.call == call
 
 
 @sequence()
-def a_reservation_grows_and_shrinks(pilot: Shell) -> None:
+def reservation_grows_and_shrinks(pilot: Shell) -> None:
     _, size = pilot.device(0)
     library = pilot.ready(device_memory_bytes=size // 2)
     for wanted in (size, size // 4):
-        pilot.say(ResizeLibrary(library, wanted))
-        assert pilot.expect(LibraryResized, library=library).device_memory_bytes == wanted
+        pilot.say(order.ResizeLibrary(library, wanted))
+        assert pilot.expect(say.LibraryResized, library=library).device_memory_bytes == wanted
     assert [facts.reserved_bytes for facts in pilot.hello().libraries] == [size // 4]
 
 
@@ -396,24 +376,24 @@ def _declared(pilot: Shell, memory_bytes: int) -> LibraryId:
 
 
 @sequence(taskvine=_ONE_LIBRARY)
-def a_growth_waits_for_a_shrink(pilot: Shell) -> None:
+def growth_waits_for_a_shrink(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
-    pilot.say_together(ResizeLibrary(second, size // 4 * 3), ResizeLibrary(first, size // 4))
-    resized = [pilot.expect(LibraryResized) for _ in range(2)]
+    pilot.say_together(order.ResizeLibrary(second, size // 4 * 3), order.ResizeLibrary(first, size // 4))
+    resized = [pilot.expect(say.LibraryResized) for _ in range(2)]
     assert [(each.library, each.device_memory_bytes) for each in resized] == [
         (first, size // 4), (second, size // 4 * 3),
     ]  # fmt: skip
 
 
 @sequence(taskvine=_NO_TIME)
-def a_growth_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) -> None:
+def growth_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     _, size = pilot.device(0)
     _, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
-    pilot.say(ResizeLibrary(second, size))
-    pilot.silent(LibraryResized, library=second, due_in_s=PROSPECT_S)
-    pilot.wait(1.5)
-    resized = pilot.expect(LibraryResized, library=second)
+    pilot.say(order.ResizeLibrary(second, size))
+    pilot.silent(say.LibraryResized, library=second, due_in_s=PROSPECT_S)
+    pilot.wait(1.2)
+    resized = pilot.expect(say.LibraryResized, library=second)
     assert (resized.device_memory_bytes, resized.ordered_bytes) == (size // 4, size)
 
 
@@ -421,7 +401,7 @@ def a_growth_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell
 
 
 @sequence(simulator=_NO_LOSS)
-def a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Shell) -> None:
+def hello_describes_the_state_before_unacknowledged_frames(pilot: Shell) -> None:
     first, second = pilot.ready(), pilot.ready(device=1)
     one, two, three = pilot.new_calls(3)
     pilot.run(first, [one, two])
@@ -430,14 +410,14 @@ def a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Shell) ->
     pilot.keep_acks()
     pilot.end(first, [one])
     pilot.die(second)
-    pilot.expect(LibraryGone, library=second)
+    pilot.expect(say.LibraryGone, library=second)
     hello = pilot.hello(welcome=False)
     assert pilot.held(hello, first) == (one, two), "the manager has not acknowledged the first call's end"
     assert pilot.held(hello, second) == (three,)
 
 
 @sequence()
-def orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: Shell) -> None:
+def orders_sent_before_the_last_hello_are_ignored(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     hello = pilot.hello(welcome=False)
     pilot.run(library, [call])
@@ -453,7 +433,7 @@ def orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: Shell) -
 
 
 @sequence()
-def a_hello_lists_what_is_held_in_order(pilot: Shell) -> None:
+def hello_lists_calls_in_order(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(3)
     pilot.run(library, calls)
     hello = pilot.hello()
@@ -466,62 +446,52 @@ def a_hello_lists_what_is_held_in_order(pilot: Shell) -> None:
 
 
 @sequence(ends_pilot=True)
-def a_pilot_that_is_told_to_drain_finishes_what_runs_and_leaves(pilot: Shell) -> None:
+def draining_pilot_finishes_running_calls_and_leaves(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = pilot.new_calls(3)
     pilot.run(library, [one, two])
     pilot.begins(one)
-    pilot.say(Exit("bye", drain=True))
+    pilot.say(order.Exit("bye", drain=True))
     pilot.expect_returned(library, [two])
     pilot.run(library, [three])
     pilot.expect_returned(library, [three])
-    pilot.silent(PilotLeaving)
+    pilot.silent(say.PilotLeaving)
     pilot.end(library, [one])
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
     assert pilot.exit_code() == 0
-    assert pilot.expect(PilotLeaving).loss is None
+    assert pilot.expect(say.PilotLeaving).loss is None
 
 
 @sequence(ends_pilot=True)
-def a_pilot_that_is_told_to_exit_leaves_at_once(pilot: Shell) -> None:
+def pilot_ordered_to_exit_leaves_at_once(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, calls)
     pilot.begins(calls[0])
-    pilot.say(Exit("bye"))
-    assert pilot.expect(LibraryGone, library=library).running == tuple(calls)
+    pilot.say(order.Exit("bye"))
+    assert pilot.expect(say.LibraryGone, library=library).running == tuple(calls)
     assert pilot.exit_code() == 0
-    pilot.expect(PilotLeaving)
+    pilot.expect(say.PilotLeaving)
 
 
 @sequence(ends_pilot=True, simulator=_NO_SIGNAL)
-def a_pilot_that_gets_a_signal_says_why_it_leaves(pilot: Shell) -> None:
+def signalled_pilot_reports_why_it_leaves(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, calls)
     pilot.begins(calls[0])
     pilot.signal()
     pilot.end(library, calls)
-    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.expect(say.LibraryGone, library=library).failure is None
     assert pilot.exit_code() == 0
-    assert pilot.expect(PilotLeaving).loss is LossReason.SIGNALLED
+    assert pilot.expect(say.PilotLeaving).loss is LossReason.SIGNALLED
 
 
 @sequence(
     ends_pilot=True,
-    walltime_s=6.0,
-    simulator="a simulated pilot has no clock: its batch system ends it at its walltime",
-    taskvine="a walltime belongs to TaskVine's workers",
+    walltime_s=2.5,
+    simulator="the simulated batch system ends a pilot at its walltime",
+    taskvine="workers of TaskVine have the walltime",
 )
-def a_pilot_drains_before_its_walltime_is_over(pilot: Shell) -> None:
-    pilot.wait(6.0)
+def pilot_drains_before_its_walltime_ends(pilot: Shell) -> None:
+    pilot.wait(2.5)
     assert pilot.exit_code() == 0
-    pilot.expect(PilotLeaving)
-
-
-@sequence(probed=True, simulator="a simulated device is well", taskvine="TaskVine's workers look after their devices")
-def a_device_that_fails_twice_is_told(pilot: Shell) -> None:
-    name, _ = pilot.device(1)
-    pilot.break_device(name)
-    pilot.wait(4.0)
-    assert "wrong product, twice" in pilot.expect(DeviceFault, device=name).reason
-    assert name in pilot.hello().faults
-    pilot.silent(DeviceFault)
+    pilot.expect(say.PilotLeaving)

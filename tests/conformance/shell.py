@@ -12,17 +12,9 @@ from collections import Counter
 from typing import Any, TypeVar
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
-from stoker.protocol.to_manager import (
-    CallEvicted,
-    CallsEnded,
-    CallsReturned,
-    FromPilot,
-    LibraryGone,
-    LibraryReady,
-    PilotHello,
-)
 from stoker.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary, StopLibrary, ToPilot
 
 M = TypeVar("M")
@@ -40,7 +32,7 @@ class Shell(abc.ABC):
     """One pilot after its welcome."""
 
     def __init__(self) -> None:
-        self.unread: list[FromPilot] = []  # unread messages of the pilot
+        self.unread: list[say.FromPilot] = []  # unread messages of the pilot
         self.owed: Counter[CallId] = Counter()  # for each call, times sent to a library minus times returned
         self.open: set[LibraryId] = set()  # ordered libraries that have not ended
         self.numbers = 0
@@ -60,7 +52,7 @@ class Shell(abc.ABC):
         """Wait for the pilot's next message; False if none will come."""
 
     @abc.abstractmethod
-    def hello(self, *, welcome: bool = True) -> PilotHello:
+    def hello(self, *, welcome: bool = True) -> say.PilotHello:
         """Return another hello of the pilot. `welcome`: answer it."""
 
     @abc.abstractmethod
@@ -115,9 +107,6 @@ class Shell(abc.ABC):
         """Send the batch system's signal to the pilot."""
         raise NotImplementedError
 
-    def break_device(self, device: str) -> None:
-        raise NotImplementedError
-
     def keep_acks(self) -> None:
         """Stop acknowledging messages."""
         raise NotImplementedError
@@ -141,12 +130,12 @@ class Shell(abc.ABC):
         library = again or self.new_library()
         name, _ = self.device(device)
         self.open.add(library)
-        self.say(StartLibrary(library, more.pop("recipe", None) or self.recipe(loads), (name,), **more))  # type: ignore[arg-type]
+        self.say(StartLibrary(library, more.pop("recipe", None) or self.recipe(loads), (name,), **more))
         return library
 
     def ready(self, **more: Any) -> LibraryId:
         library = self.start(**more)
-        self.expect(LibraryReady, library=library)
+        self.expect(say.LibraryReady, library=library)
         return library
 
     def run(self, library: LibraryId, calls: list[CallId], *, limit_s: float = 0.0) -> None:
@@ -165,7 +154,7 @@ class Shell(abc.ABC):
     def end(self, library: LibraryId, calls: list[CallId]) -> None:
         for call in calls:
             self.let_end(call, library)
-            ended = self.expect(CallsEnded, library=library)
+            ended = self.expect(say.CallsEnded, library=library)
             assert [end.call for end in ended.ends] == [call]
 
     def stop(self, library: LibraryId, *, drain: bool = True) -> None:
@@ -173,17 +162,17 @@ class Shell(abc.ABC):
 
     # ---- messages of the pilot
 
-    def heard(self, message: FromPilot) -> None:
+    def heard(self, message: say.FromPilot) -> None:
         self.unread.append(message)
         left: tuple[CallId, ...] = ()
         match message:
-            case CallsEnded(ends=ends):
+            case say.CallsEnded(ends=ends):
                 left = tuple(end.call for end in ends)
-            case CallsReturned(calls=calls):
+            case say.CallsReturned(calls=calls):
                 left = calls
-            case CallEvicted(progress=progress):
+            case say.CallEvicted(progress=progress):
                 left = (progress.call,)
-            case LibraryGone(library=library, running=running, unstarted=unstarted):
+            case say.LibraryGone(library=library, running=running, unstarted=unstarted):
                 left = (*running, *unstarted)
                 self.open.discard(library)
             case _:
@@ -202,11 +191,11 @@ class Shell(abc.ABC):
             if not self.hear():
                 raise AssertionError(f"no {kind.__name__} {fields}; unread: {self.unread}")
 
-    def expect_returned(self, library: LibraryId, calls: list[CallId]) -> CallsReturned:
+    def expect_returned(self, library: LibraryId, calls: list[CallId]) -> say.CallsReturned:
         """Expect the return of these calls in order, in one or several messages."""
         back: list[CallId] = []
         while len(back) < len(calls):
-            returned = self.expect(CallsReturned, library=library)
+            returned = self.expect(say.CallsReturned, library=library)
             back += returned.calls
         assert back == calls
         return returned
@@ -225,7 +214,7 @@ class Shell(abc.ABC):
         ]
         assert not found, found
 
-    def held(self, hello: PilotHello, library: LibraryId) -> tuple[CallId, ...]:
+    def held(self, hello: say.PilotHello, library: LibraryId) -> tuple[CallId, ...]:
         return next((facts.calls for facts in hello.libraries if facts.library == library), ())
 
     def finish(self) -> None:
@@ -238,5 +227,5 @@ class Shell(abc.ABC):
         assert self.hello().libraries == (), "nothing is held any more"
 
 
-def answer_to(hello: PilotHello, *, lease_s: float = 60.0) -> PilotWelcome:
+def answer_to(hello: say.PilotHello, *, lease_s: float = 60.0) -> PilotWelcome:
     return PilotWelcome(hello.session, heartbeat_s=0.5, lease_s=lease_s, hello=hello.number)

@@ -61,21 +61,21 @@ def expressible(sequence: Sequence, name: str) -> None:
         pytest.skip(sequence.without[name])
 
 
+def new_shell(name: str, walltime_s: float) -> Shell:
+    match name:
+        case "core":
+            return CoreAlone(walltime_s=walltime_s)
+        case "simulator":
+            return Simulated(walltime_s=walltime_s)
+        case _:
+            return Pooled()
+
+
+@pytest.mark.parametrize("name", [CORE, SIMULATED, POOL])
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_core_alone_passes_every_sequence(sequence: Sequence) -> None:
-    play(CoreAlone(walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
-
-
-@pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_simulator_passes_every_sequence(sequence: Sequence) -> None:
-    expressible(sequence, SIMULATED)
-    play(Simulated(walltime_s=sequence.walltime_s), sequence)
-
-
-@pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_taskvine_pool_passes_every_sequence(sequence: Sequence) -> None:
-    expressible(sequence, POOL)
-    play(Pooled(), sequence)
+def test_model_shells_pass_every_sequence(sequence: Sequence, name: str) -> None:
+    expressible(sequence, name)
+    play(new_shell(name, sequence.walltime_s), sequence)
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if not one.ends_pilot], ids=lambda one: one.name)
@@ -84,21 +84,10 @@ def test_pilot_agent_passes_every_sequence(sequence: Sequence, shared_agent: Sha
     shared_agent.play(sequence)
 
 
-def test_failed_sequence_leaves_nothing_for_the_next_sequence(shared_agent: SharedAgent) -> None:
-    def stops_in_the_middle(shell: Shell) -> None:
-        shell.ready()
-        shell.run(shell.new_library(), shell.new_calls(1))
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        shared_agent.play(Sequence(stops_in_the_middle))
-    shared_agent.play(next(one for one in SEQUENCES if one.name == "a_call_that_has_left_can_come_again"))
-
-
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
 def test_pilot_agent_passes_every_sequence_that_ends_it(sequence: Sequence, tmp_path: Path) -> None:
     expressible(sequence, AGENT)
-    play(RealAgent(tmp_path, walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
+    play(RealAgent(tmp_path, walltime_s=sequence.walltime_s), sequence)
 
 
 def test_nearly_all_sequences_run_in_nearly_all_shells() -> None:

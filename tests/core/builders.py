@@ -4,28 +4,13 @@ of the core to a peer."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from core.desk import SESSION, Desk
 
 from stoker.contexts.recipe import BARE, Needs, Recipe
-from stoker.manager.core.events import (
-    AdviceArrived,
-    Command,
-    ContextAdvice,
-    CostAdvice,
-    EndManager,
-    FromClient,
-    FromPilot,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    SessionDefined,
-    SetTimer,
-    TimerFired,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core import events
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -51,7 +36,7 @@ def recipe(
 
 def devices(count: int, *, kind: str = "cpu", memory: str = "8 GB") -> tuple[say.DeviceFacts, ...]:
     name = "cpu" if kind == "cpu" else "cuda"
-    return tuple(say.DeviceFacts(f"{name}:{n}", kind, parse_bytes(memory)) for n in range(count))  # type: ignore[arg-type]
+    return tuple(say.DeviceFacts(f"{name}:{n}", kind, parse_bytes(memory)) for n in range(count))
 
 
 class Cluster(Desk):
@@ -67,14 +52,14 @@ class Cluster(Desk):
         self._received: dict[str, int] = {}
         self._frames: dict[str, int] = {}
         self._facts: dict[str, say.PilotHello] = {}
-        self.others: list[Command] = []
+        self.others: list[events.Command] = []
         self.client("ana")
 
     # ---- events
     def client(self, name: str, *, observer: bool = False, received: int = 0) -> Cluster:
         self.tell(name, say.ClientHello(wire.VERSION, SESSION, received, observer), numbered=False)
         if not observer:
-            self.tell(name, say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f"))  # type: ignore[arg-type]
+            self.tell(name, say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f"))
         return self
 
     def define(self, *recipes: Recipe) -> Cluster:
@@ -95,7 +80,7 @@ class Cluster(Desk):
         return self
 
     def sources(self, *sources: Source) -> Cluster:
-        self.event(SessionDefined(sources))
+        self.event(events.SessionDefined(sources))
         self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
         self.hears("factory", to_client.KnownBlocks)
         return self
@@ -114,40 +99,40 @@ class Cluster(Desk):
         self, *names: str, context: str = "bare", function: str = "f", client: str = "ana",
         features: Features | None = None, due_in_s: float | None = None, **how: Any,
     ) -> Cluster:  # fmt: skip
-        number = self.core.state.clients[client].number  # type: ignore[index]
+        number = self.core.state.clients[client].number
         specs = []
         for name in names:
             id = make_call_id(client=max(number, 0), sequence=len(self.ids) + 1)
             self.ids[name], self.names[id] = id, name
             specs.append(CallSpec(id, b"arguments", features=features))
-        return self.tell(client, say.Submit(function, context, specs, CallOptions(**how), due_in_s))  # type: ignore[arg-type]
+        return self.tell(client, say.Submit(function, context, specs, CallOptions(**how), due_in_s))
 
     def calls(self, count: int, **how: Any) -> Cluster:
         """Submit `count` calls named `"1"`, `"2"`, ..."""
         return self.call(*(str(len(self.ids) + n + 1) for n in range(count)), **how)
 
     def tell(self, client: str, *messages: Any, numbered: bool = True) -> Cluster:
-        self._post(self.give(FromClient(client, self._number(client, numbered), list(messages))))  # type: ignore[arg-type]
+        self._post(self.give(events.FromClient(client, self._number(client, numbered), list(messages))))
         return self
 
     def report(self, pilot: str, *messages: Any, numbered: bool = True) -> Cluster:
-        self._post(self.give(FromPilot(pilot, self._number(pilot, numbered), list(messages))))  # type: ignore[arg-type]
+        self._post(self.give(events.FromPilot(pilot, self._number(pilot, numbered), list(messages))))
         return self
 
     def event(self, event: Any) -> Cluster:
         self._post(self.give(event))
         return self
 
-    def advise(self, key: str, by_kind: dict[str, ContextAdvice], source: str = "history") -> Cluster:
-        return self.event(AdviceArrived(OfContext(RecipeKey(key)), CostAdvice(by_kind), source))
+    def advise(self, key: str, by_kind: dict[str, events.ContextAdvice], source: str = "history") -> Cluster:
+        return self.event(events.AdviceArrived(events.OfContext(RecipeKey(key)), events.CostAdvice(by_kind), source))
 
     def cut(self, pilot: str) -> Cluster:
         self.mail.pop(pilot, None)
-        return self.event(PilotCut(pilot))  # type: ignore[arg-type]
+        return self.event(events.PilotCut(pilot))
 
     def lose(self, pilot: str) -> Cluster:
         self.mail.pop(pilot, None)
-        return self.event(PilotLost(pilot, "silent for 15 s"))  # type: ignore[arg-type]
+        return self.event(events.PilotLost(pilot, "silent for 15 s"))
 
     def come_back(self, pilot: str, *, acknowledged: int | None = None, **libraries: tuple[str, ...]) -> Cluster:
         """Reconnect a pilot with ready libraries (`lib1=("c1",)`). `acknowledged`: number of the last frame before the
@@ -158,8 +143,8 @@ class Cluster(Desk):
             library = self._library_of(pilot, int(name.removeprefix("lib")))
             facts.append(
                 say.LibraryFacts(
-                    library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True,  # type: ignore[arg-type]
-                    tuple(self.ids[call] for call in calls),  # type: ignore[arg-type]
+                    library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True,
+                    tuple(self.ids[call] for call in calls),
                 )
             )  # fmt: skip
         old = self._facts[pilot]
@@ -178,15 +163,15 @@ class Cluster(Desk):
 
     def taken(self, pilot: str) -> int:
         state = self.core.state
-        known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)  # type: ignore[call-overload]
+        known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
         return known.inbox.last if known is not None else 0
 
     def _library_of(self, pilot: str, id: int) -> Library:
-        gone = self.core.state.gone_pilots.get(pilot)  # type: ignore[call-overload]
+        gone = self.core.state.gone_pilots.get(pilot)
         if gone is not None and gone.kept:
             kept: Library = gone.kept[id][0]
             return kept
-        return self.core.state.libraries[id]  # type: ignore[index]
+        return self.core.state.libraries[id]
 
     def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "", sleeps: bool = False) -> Cluster:
         size = parse_bytes(memory)
@@ -222,7 +207,7 @@ class Cluster(Desk):
         by_library: dict[Library, list[CallEnd]] = {}
         for name in names:
             for library in self.holders(name):
-                end = CallEnd(self.ids[name], ok, name.encode(), run_s, failure, **more)  # type: ignore[arg-type]
+                end = CallEnd(self.ids[name], ok, name.encode(), run_s, failure, **more)
                 by_library.setdefault(library, []).append(end)
         for library, ends in by_library.items():
             self.report(library.pilot.id, say.CallsEnded(library.id, ends))
@@ -232,20 +217,20 @@ class Cluster(Desk):
         self, name: str, done: float = 0.0, total: float = 0.0, *, state: bytes = b"", rank: int = 0
     ) -> Cluster:
         library = self.holders(name)[rank]
-        said = CallProgress(self.ids[name], done, total, 0.0, state)  # type: ignore[arg-type]
+        said = CallProgress(self.ids[name], done, total, 0.0, state)
         return self.report(library.pilot.id, say.CallsProgress(library.id, [said]))
 
     def let_go(self) -> Cluster:
         """Report that libraries returned their withdrawn calls, which frees the slots."""
         for library in tuple(self.core.state.libraries.values()):
             if library.zombies:
-                self.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
+                self.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))
         return self
 
     def die(self, library: Library, *running: str, failure: Failure | None = DIED, loading: bool = False) -> Cluster:
         ran = tuple(self.ids[name] for name in running)
         rest = tuple(id for id in library.held if id not in ran)
-        return self.report(library.pilot.id, say.LibraryGone(library.id, failure, loading, ran, rest))  # type: ignore[arg-type]
+        return self.report(library.pilot.id, say.LibraryGone(library.id, failure, loading, ran, rest))
 
     def fail_load(self, library: Library) -> Cluster:
         return self.die(library, failure=BROKEN, loading=True)
@@ -253,7 +238,7 @@ class Cluster(Desk):
     def give_back(self, *names: str, refused: str = "") -> Cluster:
         for library in {library: None for name in names for library in self.holders(name)}:
             back = tuple(self.ids[name] for name in names if self.ids[name] in library.held)
-            self.report(library.pilot.id, say.CallsReturned(library.id, back, refused))  # type: ignore[arg-type]
+            self.report(library.pilot.id, say.CallsReturned(library.id, back, refused))
         return self
 
     def wait(self, seconds: float) -> Cluster:
@@ -262,7 +247,7 @@ class Cluster(Desk):
         while timers and min(timers.values()) <= until:
             key = min(timers, key=lambda key: (timers[key], key))
             self.now = max(self.now, timers[key])
-            self.event(TimerFired(key))
+            self.event(events.TimerFired(key))
         self.now = until
         return self
 
@@ -286,7 +271,7 @@ class Cluster(Desk):
         return found[0]
 
     def pilot(self, name: str = "p1") -> Pilot:
-        return self.core.state.pilots[name]  # type: ignore[index]
+        return self.core.state.pilots[name]
 
     def context(self, key: str = "bare") -> Context:
         return self.core.state.contexts[key]
@@ -341,20 +326,20 @@ class Cluster(Desk):
             self._frames[peer] = self._frames.get(peer, 0) + 1
         return self._frames[peer] if numbered else 0
 
-    def _post(self, commands: list[Command]) -> None:
+    def _post(self, commands: list[events.Command]) -> None:
         for command in commands:
             match command:
-                case ToPilot(_, to_pilot.Ack()) | ToClient(_, to_client.Ack()) | SetTimer():
+                case events.ToPilot(_, to_pilot.Ack()) | events.ToClient(_, to_client.Ack()) | events.SetTimer():
                     pass
-                case ToClient(_, to_client.ClientWelcome(again=False)):
+                case events.ToClient(_, to_client.ClientWelcome(again=False)):
                     pass
-                case ToClient(client, to_client.Results() as results):
+                case events.ToClient(client, to_client.Results() as results):
                     self._results(client, results)
-                case ToPilot(peer, message):
+                case events.ToPilot(peer, message):
                     self.mail.setdefault(peer, deque()).append(message)
-                case ToClient(peer, message):
+                case events.ToClient(peer, message):
                     self.mail.setdefault(peer, deque()).append(message)
-                case EndManager(reason):
+                case events.EndManager(reason):
                     self.over = reason
                 case _:
                     self.others.append(command)
@@ -369,6 +354,10 @@ class Cluster(Desk):
             self.ended[name] = end
             had += 1
         self._received[client] = had
+
+
+Make = Callable[..., Cluster]
+"""The fixture `cluster`."""
 
 
 def cluster(*, pilots: int = 0, devices_each: int = 1, memory: str = "8 GB", **options: Any) -> Cluster:

@@ -5,21 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.core import commands
+from stoker.pilot.core import commands, events
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import (
-    Event,
-    FromLibrary,
-    FromManager,
-    HelloDue,
-    LibraryPrepared,
-    Observation,
-    Observed,
-    Pinned,
-    ProcessEnded,
-    ProcessMade,
-    UnacknowledgedFacts,
-)
 from stoker.pilot.core.state import PilotFacts, PilotLibrary
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec
@@ -45,7 +32,7 @@ class CoreShell:
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
 
     # ---- events
-    def give(self, event: Event) -> CoreShell:
+    def give(self, event: events.Event) -> CoreShell:
         self._queue.handle(event)
         return self
 
@@ -55,9 +42,11 @@ class CoreShell:
             return
         match command:
             case commands.Prepare(ordered=ordered):
-                self.give(LibraryPrepared(ordered.library, free_disk_bytes=GIB))
+                self.give(events.LibraryPrepared(ordered.library, free_disk_bytes=GIB))
             case commands.PinObjects(library=number, objects=refs):
-                self.give(Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache}))
+                self.give(
+                    events.Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache})
+                )
             case _:
                 pass
 
@@ -66,13 +55,13 @@ class CoreShell:
         return self
 
     def hear(self, message: Any) -> CoreShell:
-        return self.give(FromManager(message))
+        return self.give(events.FromManager(message))
 
     def say(self, number: int, *messages: Any) -> CoreShell:
-        return self.give(FromLibrary(LibraryId(number), messages))
+        return self.give(events.FromLibrary(LibraryId(number), messages))
 
     def join(self) -> CoreShell:
-        self.give(HelloDue(UnacknowledgedFacts(), 0, ()))
+        self.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
         return self.hear(PilotWelcome("s", 5.0, 60.0))
 
     def start(self, number: int = 1, recipe: Recipe | None = None, *, device: str = "gpu:0", **more: Any) -> CoreShell:
@@ -80,7 +69,9 @@ class CoreShell:
         return self.hear(StartLibrary(LibraryId(number), made, (DeviceId(device),), **more))
 
     def load(self, number: int = 1, *, device_bytes: int = 0) -> CoreShell:
-        self.give(ProcessMade(LibraryId(number), 1000 + number)).say(number, to_agent.Hello(number, 1000 + number))
+        self.give(events.ProcessMade(LibraryId(number), 1000 + number)).say(
+            number, to_agent.Hello(number, 1000 + number)
+        )
         return self.say(number, to_agent.Loaded(1.0, GIB, GIB, device_bytes))
 
     def ready(self, number: int = 1, recipe: Recipe | None = None, **more: Any) -> CoreShell:
@@ -97,11 +88,11 @@ class CoreShell:
         return self.say(library, to_agent.RunsEnded([CallEnd(CallId(call), ok=True) for call in calls]))
 
     def die(self, number: int = 1, **how: Any) -> CoreShell:
-        return self.give(ProcessEnded(LibraryId(number), **how))
+        return self.give(events.ProcessEnded(LibraryId(number), **how))
 
     def observe(self, number: int = 1, **running: float) -> CoreShell:
         seen = [(CallId(int(name[1:])), seconds) for name, seconds in running.items()]
-        return self.give(Observed([Observation(LibraryId(number), seen)]))
+        return self.give(events.Observed([events.Observation(LibraryId(number), seen)]))
 
     # ---- commands of the core
     def take(self, kind: type[C]) -> C:

@@ -106,7 +106,7 @@ class Swarm(Desk):
         if name in self.unsaid:
             self.unsaid[name] += messages
         else:
-            self._carry_out(self.give(FromPilot(name, 0, list(messages))))  # type: ignore[arg-type]
+            self._carry_out(self.give(FromPilot(name, 0, list(messages))))
 
     def drain(self, name: str, *, busy_s: float = 0.0) -> Swarm:
         """Drain a pilot, which exits after its calls when its objects are replicated or its time ends."""
@@ -125,13 +125,13 @@ class Swarm(Desk):
         self.unsaid.pop(name, None)
         for readers in self.readers.values():
             readers.discard(name)
-        self._carry_out(self.give(PilotLost(name, "silent")))  # type: ignore[arg-type]
+        self._carry_out(self.give(PilotLost(name, "silent")))
         return self
 
     def cut(self, name: str) -> Swarm:
         """Disconnect a pilot. Fetches continue and are reported after a reconnect."""
         self.unsaid[name] = []
-        self._carry_out(self.give(PilotCut(name)))  # type: ignore[arg-type]
+        self._carry_out(self.give(PilotCut(name)))
         return self
 
     def evict(self, name: str, ref: ObjectRef) -> Swarm:
@@ -281,5 +281,5 @@ class Swarm(Desk):
             self.report(pilot.name, say.FetchFailed(getting.ref.name, origin=True, reason="no such file"))
         else:
             getting.failed.add(source)
-            self.report(pilot.name, say.FetchFailed(getting.ref.name, (source,), reason="timed out"))  # type: ignore[arg-type]
+            self.report(pilot.name, say.FetchFailed(getting.ref.name, (source,), reason="timed out"))
         self._go_on(pilot, getting)

@@ -1,29 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.builders import SESSION, Cluster, devices, recipe
+from core.builders import SESSION, Cluster, Make, devices, recipe
 
 from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
 from stoker.manager.core.nouns import PilotState
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source
+from stoker.protocol.blocks import BlockPhase, LossReason, Rule, Source
 from stoker.protocol.ids import ClientId
 from stoker.protocol.show_status import describe_blocks_without_pilot
 
-Make = Callable[..., Cluster]
 OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
-
-
-def test_new_factory_receives_earlier_orders(cluster: Make) -> None:
-    c = cluster().event(SessionDefined((FIXED,)))
-    c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
-    known = c.hears("factory", to_client.KnownBlocks).blocks
-    assert known == tuple(KnownBlock(id, "mine", BlockPhase.ASKED) for id in ("b1", "b2"))  # type: ignore[arg-type]
 
 
 def test_orders_are_sent_to_the_latest_factory(cluster: Make) -> None:
@@ -72,19 +63,6 @@ def test_block_reports_are_shown_in_the_words_of_the_batch_system(cluster: Make)
     assert "pending: Priority" in c.story("c-1")
 
 
-def test_block_without_a_pilot_is_a_failure_until_a_pilot_joins(cluster: Make) -> None:
-    c = cluster().sources(FIXED)
-    source = c.core.state.sources["mine"]
-    c.block("b1", phase=BlockPhase.REFUSED, reason="Invalid partition name specified")
-    assert (source.failures, source.last_failure) == (1, "Invalid partition name specified")
-    c.block("b2", phase=BlockPhase.RUNNING).join("p1", block="b2")
-    assert source.failures == 0
-    assert c.pilot().source == "mine"
-    c.block("b2", phase=BlockPhase.ENDED, reason="preempted by Slurm")
-    assert source.failures == 0
-    assert c.status().ended_blocks == {"refused": 1, "preempted by Slurm": 1}
-
-
 def test_disconnected_pilot_of_an_ended_block_is_lost_at_once(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1")
@@ -111,8 +89,8 @@ def test_released_block_is_cancelled_with_its_last_pilot(cluster: Make) -> None:
 
 def test_block_reports_are_accepted_only_from_the_factory(cluster: Make) -> None:
     c = cluster().sources(FIXED)
-    c.tell("ana", say.BlockUpdate("b1", BlockPhase.RUNNING))  # type: ignore[arg-type]
-    assert c.core.state.blocks["b1"].phase is BlockPhase.ASKED  # type: ignore[index]
+    c.tell("ana", say.BlockUpdate("b1", BlockPhase.RUNNING))
+    assert c.core.state.blocks["b1"].phase is BlockPhase.ASKED
     assert c.refused == {"update of blocks from a client that is not the factory": 1}
 
 
@@ -138,21 +116,6 @@ def test_missing_factory_is_reported_to_waiting_calls(cluster: Make) -> None:
 
 
 # ---- the policy
-def test_opportunistic_blocks_stay_queued_while_calls_wait(cluster: Make) -> None:
-    c = cluster().sources(OPEN)
-    assert c.asked() == []
-    c.calls(100)
-    assert c.asked() == ["b1", "b2"]
-    c.block("b1", phase=BlockPhase.PENDING).block("b2", phase=BlockPhase.PENDING)
-    assert c.asked() == []
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1")
-    assert c.asked() == ["b3"]
-    c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
-    assert c.asked() == ["b4"]
-    c.block("b3", phase=BlockPhase.RUNNING).join("p3", block="b3")
-    assert c.asked() == []  # the maximum is four
-
-
 def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
     """After the first pilot of a block joined, other calls wait for the other pilots, not for a second block."""
     c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
@@ -164,31 +127,6 @@ def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
     assert c.asked() == []
     c.wait(31.0)  # the two other pilots may never join
     assert c.asked() == ["b2"]
-
-
-def test_block_that_no_queued_call_could_use_is_not_requested(cluster: Make) -> None:
-    c = cluster().sources(OPEN)
-    c.calls(1)
-    assert c.asked() == ["b1"]
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="8 GB"))
-    c.ready().define(recipe("huge", device_memory_bytes=64 * 10**9))
-    c.call("h", context="huge")
-    assert c.asked() == []
-
-
-def test_source_that_provided_pilots_may_fail_twice_as_often(cluster: Make) -> None:
-    c = cluster().sources(OPEN).call("c1")
-    (id,) = c.asked()
-    c.block(id, phase=BlockPhase.RUNNING).join("p1", block=id).lose("p1")
-    c.block(id, phase=BlockPhase.ENDED, reason="killed by signal 9")
-    killed = 0
-    while not c.ended and killed < 20:
-        for id in c.asked():
-            killed += 1
-            c.block(id, phase=BlockPhase.ENDED, reason="killed by signal 9")
-        c.wait(1.0)
-    assert killed == 6
-    assert "no pilot could be started: backfill: killed by signal 9" in c.failure("c1").message
 
 
 def test_failing_source_is_retried_with_doubling_pauses(cluster: Make) -> None:
@@ -203,13 +141,6 @@ def test_failing_source_is_retried_with_doubling_pauses(cluster: Make) -> None:
         c.wait(0.1)
     assert [at for at, _ in asked] == [0, 2, 6]
     assert "no pilot could be started: backfill: Invalid account" in c.failure("c1").message
-
-
-def test_lost_block_is_replaced(cluster: Make) -> None:
-    c = cluster().sources(FIXED)
-    c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
-    c.block("b1", phase=BlockPhase.ENDED, reason="node failed")
-    assert c.asked() == ["b3"]
 
 
 def test_block_without_pilots_is_replaced_though_its_job_runs(cluster: Make) -> None:
@@ -253,16 +184,6 @@ def test_requeued_job_gets_its_grace_time(cluster: Make) -> None:
     assert c.asked() == []
 
 
-def test_block_that_lost_its_pilots_is_not_counted(cluster: Make) -> None:
-    c = cluster().sources(OPEN).calls(100)
-    for n in range(1, 5):
-        c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}")
-    assert c.asked() == ["b1", "b2", "b3", "b4"]
-    c.lose("p1").wait(61.0)
-    assert c.asked() == ["b5"]
-    assert c.core.state.sources["backfill"].room == 0
-
-
 def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
     assert c.status().jobs[0].phase == "running"
@@ -288,29 +209,15 @@ def test_idle_pilot_without_libraries_is_released_first(cluster: Make) -> None:
     assert not c.mail.get(holder)
 
 
-def test_context_too_large_for_every_source_fails_its_calls(cluster: Make) -> None:
-    c = cluster().sources(FIXED).define(recipe("a"))
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="1 GB"))
-    c.call("c1", context="a").hot(context="a", memory="2 GB")
-    c.lose("p1").join("p2", block="b1", of=devices(1, memory="1 GB")).call("c2", context="a")
-    assert "it needs 2.2 GB of memory; devices seen: cpu 1.0 GB x 1" in c.failure("c2").message
-
-
 def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
     c.end("c1", run_s=20.0).lose("p1").sources(Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0))
     c.call("c2", context="a")
     assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may run" in c.failure("c2").message
     assert c.asked() == []
-
-
-def test_pilot_with_a_just_ended_library_is_not_idle(cluster: Make) -> None:
-    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=1, most=1, idle_s=50.0))
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").wait(45.0).call("c1").ready().wait(10.0)
-    c.die(c.library(), "c1").ready().wait(10.0).die(c.library(), "c1").forget().wait(40.0)
-    assert c.pilot().state is PilotState.HERE
-    c.wait(60.0)
-    assert c.pilot().state is PilotState.DRAINING
+    long = Source("long", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=6000.0)
+    c.sources(long).call("c3", context="a")
+    assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
 
 
 def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -> None:
@@ -334,17 +241,6 @@ def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -
         in failure.message
     )
     assert "(walltime: short 1 min;" in failure.message
-
-
-def test_source_with_too_short_a_walltime_is_not_used(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
-    c.end("c1", run_s=20.0).lose("p1")
-    c.sources(
-        Source("short", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=60.0),
-        Source("long", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=6000.0),
-    )
-    c.call("c2", context="a")
-    assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
 
 
 def test_next_source_is_used_while_blocks_wait_long(cluster: Make) -> None:
@@ -417,40 +313,11 @@ def test_queued_blocks_are_cancelled_when_no_call_needs_them(cluster: Make, rule
     assert list(c.core.state.sources["lab"].coming) == ["b2", "b3"]
     c.block("b2", "b3", phase=BlockPhase.PENDING, reason="Priority").wait(300.0)
     assert cancelled(c) == [], "calls still wait"
-    c.tell("ana", say.Cancel([c.ids["w1"], c.ids["w2"]])).wait(15.0)  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["w1"], c.ids["w2"]])).wait(15.0)
     assert cancelled(c) == []
     c.wait(15.0)
     assert cancelled(c) == ["b2", "b3"][max(0, least - 1) :], "down to min_blocks, of which one runs"
     assert "no call has needed it for 20 s" in c.story("b3")
-
-
-def test_blocks_that_a_few_calls_cannot_use_are_withdrawn(cluster: Make) -> None:
-    source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=6, keep_pending=6, idle_s=600.0, slots=1)
-    c = cluster().sources(source).calls(6)
-    asked = c.asked()
-    assert len(asked) == 6
-    c.block(*asked, phase=BlockPhase.PENDING).tell("ana", say.Cancel([c.ids[name] for name in "1234"])).wait(30.0)  # type: ignore[misc]
-    assert len(cancelled(c)) == 4
-
-
-def test_fluctuating_work_within_the_delay_withdraws_no_block(cluster: Make) -> None:
-    source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=2, keep_pending=1, idle_s=600.0, slots=1)
-    c = cluster(pilots=1).call("w").hot(run_s=1.0).sources(source)
-    c.call("long")
-    for n in range(10):
-        c.call(f"c{n}").wait(10.0)
-        for id in c.asked():
-            c.block(id, phase=BlockPhase.PENDING, reason="Priority")
-        c.tell("ana", say.Cancel([c.ids[f"c{n}"]])).wait(10.0)  # type: ignore[list-item]
-    assert (cancelled(c), len(c.core.state.blocks)) == ([], 1)
-
-
-def test_first_blocks_stay_for_their_idle_time(cluster: Make) -> None:
-    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=2, most=2, idle_s=120.0))
-    c.block("b1", "b2", phase=BlockPhase.PENDING, reason="Priority").wait(100.0)
-    assert cancelled(c) == []
-    c.wait(30.0)
-    assert cancelled(c) == ["b1", "b2"]
 
 
 HOLD: dict[str, Any] = {
@@ -468,6 +335,7 @@ def test_two_successive_holds_for_one_cause_stop_the_source(cluster: Make) -> No
     c = cluster().sources(OPEN).calls(5)
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()
     c.lose("p1").block("b1", **HOLD, holds=1).block("b1", **HOLD, holds=1)
+    assert c.status().trouble == {"backfill": f"a job was held: over 3072 megabytes; {HOLD['advice']}"}
     c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
     assert c.core.state.sources["backfill"].stopped == ""
     c.forget().lose("p2").block("b2", **HOLD, holds=1)
@@ -477,14 +345,6 @@ def test_two_successive_holds_for_one_cause_stop_the_source(cluster: Make) -> No
     c.block(*cancelled(c), phase=BlockPhase.ENDED, reason="cancelled").wait(700.0)
     assert c.asked() == []
     assert HOLD["advice"] in c.failure("1").message
-
-
-def test_first_hold_is_reported_with_advice(cluster: Make) -> None:
-    c = cluster().sources(OPEN).calls(5)
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b1", **HOLD, holds=1)
-    assert c.status().trouble == {"backfill": f"a job was held: over 3072 megabytes; {HOLD['advice']}"}
-    c.block("b1", phase=BlockPhase.RUNNING, cause="memory", advice=HOLD["advice"], holds=1)
-    assert c.core.state.sources["backfill"].stopped == ""
 
 
 def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> None:
@@ -515,7 +375,7 @@ def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: b
     else:
         c.block("b1", phase=BlockPhase.RUNNING, holds=2, **again)
         assert HOLD["advice"] in c.status().trouble["backfill"]
-        assert c.core.state.blocks["b1"].leaving == "its source is stopped"  # type: ignore[index]
+        assert c.core.state.blocks["b1"].leaving == "its source is stopped"
 
 
 def test_holds_for_different_causes_or_with_gaps_stop_nothing(cluster: Make) -> None:

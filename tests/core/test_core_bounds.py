@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from core.builders import Cluster
+from core.builders import Make
 
 from stoker.manager.core import report
 from stoker.manager.core.events import Noticed
-from stoker.manager.core.nouns import KEPT_CALL_NOTES, KEPT_PILOT_NOTES
+from stoker.manager.core.nouns import KEPT_CALL_NOTES
 from stoker.manager.core.state import KEPT_NOTICES, KEPT_REFUSALS
 from stoker.protocol.show_status import render
-
-Make = Callable[..., Cluster]
 
 
 def test_number_of_refusal_kinds_is_bounded(cluster: Make) -> None:
@@ -25,16 +21,6 @@ def test_number_of_refusal_kinds_is_bounded(cluster: Make) -> None:
     assert len(refused) <= KEPT_REFUSALS + 1
     assert refused["plan number 3"] == 2
     assert sum(refused.values()) == 1001
-
-
-def test_pilot_keeps_its_first_and_last_notes(cluster: Make) -> None:
-    c = cluster(pilots=1)
-    for _ in range(KEPT_PILOT_NOTES):
-        c.cut("p1").come_back("p1")
-        c.mail.pop("p1", None)
-    notes = c.core.state.pilots["p1"].notes  # type: ignore[index]
-    assert len(notes) <= KEPT_PILOT_NOTES + 2
-    assert "joined" in notes[0][1]
 
 
 def test_call_keeps_its_first_and_last_notes(cluster: Make) -> None:

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
-from core.builders import Cluster, recipe
+from core.builders import Cluster, Make, recipe
 
-from stoker.manager.core import ending
-from stoker.protocol import to_client
+from stoker.manager.core import ending, report
+from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, ListedState
-
-Make = Callable[..., Cluster]
 
 
 def ask(c: Cluster, limit: int = 20, only: ListedState | None = None) -> to_client.Calls:
@@ -48,29 +45,13 @@ def test_waiting_calls_of_all_contexts_are_listed_in_queue_order(cluster: Make) 
 
 def test_failed_calls_are_listed_newest_first_without_cancelled_ones(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1", ok=False).call("2").end("2").call("3").end("3", ok=False)
-    c.call("4").tell("ana", say.Cancel([c.ids["4"]], True)).wait(30)  # type: ignore[list-item]
+    c.call("4").tell("ana", say.Cancel([c.ids["4"]], True)).wait(30)
     c.forget()
     found = ask(c)
     assert names(found) == ["c-3", "c-1"]
     assert found.failed == 2
     assert found.calls[0].error == "raised an exception in your code after 1.000 s"
     assert found.calls[0].since_s == 30.0
-
-
-def test_calls_of_a_second_client_are_named_as_explain_accepts(cluster: Make) -> None:
-    c = cluster().client("bob").call("1", client="bob")
-    [call] = ask(c).calls
-    assert call.call.startswith("c-1.")
-    assert "submitted" in c.story(call.call)
-
-
-def test_listing_calls_changes_no_state(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(40).ready()
-    c.forget()
-    before = c.waiting()
-    ask(c)
-    assert c.waiting() == before
-    c.nothing_else_was_said()
 
 
 def fail(c: Cluster, name: str, raised: str = "", failure: Failure | None = None) -> None:
@@ -85,7 +66,7 @@ def test_failed_calls_are_grouped_by_function_exception_and_line(cluster: Make) 
     fail(c, "3", "ValueError: no 3\nat /a/x.py:12 in f")
     fail(c, "4", "KeyError: 4\nat /a/x.py:9 in f")
     fail(c, "5", failure=Failure(FailureKind.POISON, "it ended its library 2 times:\nas it did", signal=11))
-    c.tell("ana", say.Cancel([c.ids["6"]], True)).wait(5).forget()  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["6"]], True)).wait(5).forget()
     found = ask(c, 1)
     assert found.failed == 5 == sum(group.count for group in found.groups)
     first, *rest = found.groups
@@ -122,3 +103,28 @@ def test_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
     groups = ending.list_failure_groups(state)
     assert sum(group.count for group in groups) == state.failures == count - 2
     assert "other failures" not in {group.error for group in groups}
+
+
+def test_status_names_the_slowest_ended_calls(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").ready().end("x", run_s=0.5)
+    for number in range(ending.MOST_SLOW + 5):
+        c.call(f"n{number}").end(*[c.names[id] for id in c.core.state.calls], run_s=1.0 + number % 7)
+    c.wait(3)
+    slowest = c.status().slowest
+    assert len(slowest) == ending.MOST_SLOW
+    assert [run.run_s for run in slowest] == sorted((run.run_s for run in slowest), reverse=True)
+    first = slowest[0]
+    assert (first.run_s, first.function, first.context, first.pilot) == (7.0, "f", "bare", "p1")
+    assert first.ended_s >= 3.0
+
+
+def test_status_of_a_large_session_is_small() -> None:
+    c = Cluster(validates=False).define(recipe("llm"))  # validation would take minutes
+    c.join(*[f"p{number}" for number in range(200)])
+    c.calls(20_000, context="llm").ready()
+    for number, library in enumerate(list(c.core.state.libraries.values())):
+        name = c.names[next(iter(library.held))]
+        c.end(name, ok=False, raised=f"ValueError: no\n  at prog.py:{number} in f")
+    status = report.session_status(c.core.state)
+    assert (len(status.failure_groups), len(status.longest)) == (20, 10)
+    assert len(wire.encode([status])) < 500_000

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import DIED, Cluster, recipe
+from core.builders import DIED, Make, recipe
 
-from stoker.manager.core import reactor
-from stoker.manager.core.seams import PolicyError, SendGang, Unload
+from stoker.manager.core.seams import PolicyError, SendGang
 from stoker.protocol import show_status, to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Objective
+from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
 from stoker.protocol.ids import make_call_id
-
-Make = Callable[..., Cluster]
 
 
 def test_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
@@ -39,15 +34,6 @@ def test_function_is_sent_once_per_library_unless_it_is_lost(cluster: Make) -> N
     assert c.hears("p1", to_pilot.RunCalls).function_blob is not None
 
 
-def test_free_library_with_the_context_loaded_comes_first(cluster: Make) -> None:
-    c = cluster(pilots=3).calls(3).hot(run_s=1)
-    c.wait(1).call("a").end("a").wait(1)
-    hottest = c.core.state.contexts["bare"].idle
-    last = next(reversed(hottest.values())).pilot.id
-    c.call("b")
-    assert c.holders("b")[0].pilot.id == last
-
-
 def test_calls_wait_in_order_of_priority_then_of_arrival(cluster: Make) -> None:
     c = cluster().call("low").call("high", priority=5).call("low2", "low3").call("high2", priority=5)
     assert c.waiting() == ["high", "high2", "low", "low2", "low3"]
@@ -72,23 +58,8 @@ def test_short_calls_are_prefetched_and_long_ones_are_not(cluster: Make) -> None
 
 def test_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001)
-    c.tell("ana", say.DefineFunction("g", "g", b"code")).calls(9, function="g")  # type: ignore[arg-type]
+    c.tell("ana", say.DefineFunction("g", "g", b"code")).calls(9, function="g")
     assert len(c.held()) == 1
-
-
-def test_function_is_recognized_with_any_call_options(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001)
-    for n in range(8):
-        c.call(f"c{n}", objective=Objective(deadline_at=100.0 + n))
-    assert len(c.held()) == 8
-
-
-def test_prefetch_takes_at_most_a_fair_share(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).hot(run_s=0.001).cut("p1").cut("p2").calls(20)
-    c.come_back("p1", lib1=())
-    assert len(c.held("p1")) == 10
-    c.come_back("p2", lib2=())
-    assert len(c.held("p2")) == 5  # the manager keeps the other five for the first free library
 
 
 def test_very_short_calls_submitted_together_share_a_frame(cluster: Make) -> None:
@@ -105,15 +76,10 @@ def test_logging_of_a_call_changes_no_decision(cluster: Make) -> None:
         c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)
         library = c.library()
         for count in (1, 5, 3):
-            ends = [CallEnd(id, True, b"", 0.0004 * id) for id in list(library.held)[:count]]  # type: ignore[arg-type]
+            ends = [CallEnd(id, True, b"", 0.0004 * id) for id in list(library.held)[:count]]
             c.report("p1", say.CallsEnded(library.id, ends))
         seen.append((c.context().run_s, len(c.waiting()), list(library.held)))
     assert seen[0] == seen[1]
-
-
-def test_long_calls_submitted_together_run_in_parallel(cluster: Make) -> None:
-    c = cluster(pilots=3).calls(3).hot(run_s=1.0).calls(3)
-    assert [len(c.held(pilot)) for pilot in ("p1", "p2", "p3")] == [1, 1, 1]
 
 
 def test_library_without_calls_takes_half_of_another_backlog(cluster: Make) -> None:
@@ -157,18 +123,10 @@ def test_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> No
     assert c.ended["good"].ok
 
 
-def test_calls_that_waited_in_a_dead_library_are_no_suspects(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
-    c.die(c.library(), "2").ready().die(c.library(), "2").ready()
-    assert set(c.ended) == {"x", "2"}
-    c.end("3", "4", "5", "6")
-    assert all(c.ended[name].ok for name in "3456")
-
-
 def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1")
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))  # type: ignore[arg-type]
-    c.report("p1", say.CallsEnded(1, [CallEnd(999, True, b"never was")]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))
+    c.report("p1", say.CallsEnded(1, [CallEnd(999, True, b"never was")]))
     assert c.refused == {"late or repeated end of a call": 2}
     assert c.ended["1"].payload == b"1"
     assert c.held() == ["2"]
@@ -176,7 +134,7 @@ def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
 
 def test_repeated_call_id_is_refused(cluster: Make) -> None:
     c = cluster().call("c1")
-    c.tell("ana", say.Submit("f", "bare", [CallSpec(c.ids["c1"], b"again")]))  # type: ignore[arg-type]
+    c.tell("ana", say.Submit("f", "bare", [CallSpec(c.ids["c1"], b"again")]))
     assert c.waiting() == ["c1"]
     assert c.refused == {"repeated call": 1}
 
@@ -189,17 +147,9 @@ def test_submit_with_unknown_names_fails_with_the_reason(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_exception_of_a_function_is_an_ordinary_result(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().end("1", ok=False)
-    assert not c.ended["1"].ok
-    assert c.ended["1"].failure is None
-    assert c.held() == ["2"]
-    assert c.status().failed == 1
-
-
 def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready().forget()
-    c.tell("ana", say.Cancel([c.ids["2"]]))  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["2"]]))
     assert c.failure("2").kind is FailureKind.CANCELLED
     c.nothing_else_was_said()
     c.end("1").end("3")
@@ -217,28 +167,21 @@ def test_call_cancelled_while_waiting_did_not_use_its_context(cluster: Make) -> 
 
 def test_cancelled_running_call_keeps_its_slot_until_it_is_freed(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
-    c.tell("ana", say.Cancel([c.ids["1"]], running=True))  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["1"]], running=True))
     assert c.failure("1").kind is FailureKind.CANCELLED
     told = c.hears("p1", to_pilot.CancelCalls)
     assert (told.calls, told.running) == ((c.ids["1"],), True)
     c.nothing_else_was_said()
-    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"too late")]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"too late")]))
     assert c.held() == ["2"]
     assert c.refused == {}
 
 
-def test_many_calls_are_cancelled_with_one_message_a_library(cluster: Make) -> None:
-    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(10)
-    held = c.held()
-    c.forget().tell("ana", say.Cancel([c.ids[name] for name in held]))  # type: ignore[misc]
-    assert len(c.hears("p1", to_pilot.CancelCalls).calls) == len(held)
-
-
 def test_unsent_data_of_a_cancelled_call_is_never_sent(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=1)
-    spec = CallSpec(77, b"")  # type: ignore[arg-type]
+    spec = CallSpec(77, b"")
     c.ids["y"], c.names[77] = 77, "y"
-    c.tell("ana", say.Submit("f", "bare", [spec]), say.Cancel([77]))  # type: ignore[arg-type,list-item]
+    c.tell("ana", say.Submit("f", "bare", [spec]), say.Cancel([77]))
     c.nothing_else_was_said()
     assert c.failure("y").kind is FailureKind.CANCELLED
 
@@ -252,36 +195,13 @@ def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make)
     assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"
 
 
-def test_calls_assigned_in_the_frame_that_ends_a_library_are_moved(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(2).ready().forget()
-    end = CallEnd(c.ids["1"], True)  # type: ignore[arg-type]
-    c.names[c.ids["1"]] = "1"
-    c.report("p1", say.CallsEnded(1, [end]), say.LibraryGone(1))  # type: ignore[arg-type]
-    assert c.waiting() == ["2"]
-    assert c.hears("p1", to_pilot.StartLibrary).library == 2
-    c.nothing_else_was_said()
-
-
 def test_calls_assigned_in_the_frame_of_a_release_are_unsent(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().end("1").forget()
     c.ids["2"], c.names[2] = 2, "2"
-    c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))  # type: ignore[arg-type]
+    c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))
     assert c.waiting() == ["2"]
     c.hears("p1", to_pilot.Exit)
     c.nothing_else_was_said()
-
-
-def test_calls_of_a_library_stopped_in_the_same_event_are_unsent(
-    cluster: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = cluster(pilots=1).call("1").ready().end("1").forget()
-    c.by_hand = True
-    monkeypatch.setattr(reactor, "_ask_policies", lambda _: c.apply([Unload(1, "for a test")], seam="residency"))  # type: ignore[arg-type]
-    c.core.manager.supply_changed = True
-    c.call("2")
-    c.hears("p1", to_pilot.StopLibrary)
-    c.nothing_else_was_said()
-    assert c.waiting() == ["2"]
 
 
 def test_call_is_not_assigned_to_a_library_that_still_drops_it(cluster: Make) -> None:
@@ -296,44 +216,6 @@ def test_call_is_not_assigned_to_a_library_that_still_drops_it(cluster: Make) ->
     c.by_hand = True
     members = (c.library("p1", "a").id, c.library("p3", "a").id)
     with pytest.raises(PolicyError, match="with load 1"):
-        c.apply([SendGang(c.ids["g"], members)], seam="dispatch")  # type: ignore[arg-type]
-    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
+        c.apply([SendGang(c.ids["g"], members)], seam="dispatch")
+    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))
     assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}
-
-
-def test_call_is_not_stolen_by_a_library_that_still_drops_it(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    c = cluster(pilots=2).define(recipe("a", slots=2)).calls(4, context="a").ready().end("1", "2", "3", "4", run_s=50.0)
-    c.by_hand = True
-    with monkeypatch.context() as patched:
-        patched.setattr(c.policies.dispatch, "place", lambda view, call: SendGang(call.id, (1, 2)))  # type: ignore[arg-type]
-        c.call("g", context="a", gang=(1, 2))
-    c.lose("p2")
-    assert c.waiting("a") == ["g"]
-    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
-    assert c.held("p1", "a") == ["g"]
-
-
-def test_calls_next_to_a_timed_out_or_cancelled_call_are_blameless(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=2)).calls(2, context="a").ready()
-    c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
-    assert c.held(context="a") == ["1", "2"]
-    c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.CANCELLED, "another call")).ready()
-    assert c.held(context="a") == ["1"], "by now each has a library for itself"
-    for _ in range(3):
-        c.die(c.library(context="a"), "1", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
-    assert [c.the_call(name).kills for name in "12"] == [0, 0]
-    c.end("1").end("2")
-    assert all(end.ok for end in c.ended.values())
-
-
-def test_suspects_run_alone(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=3)).calls(5, context="a").ready()
-    c.die(c.library(context="a"), "1", "2", "3").ready()
-    assert c.held(context="a") == ["1"]
-    c.end("1")
-    assert c.held(context="a") == ["2"]
-    c.die(c.library(context="a"), "2").ready()
-    assert c.failure("2").kind is FailureKind.POISON
-    assert c.held(context="a") == ["3"]
-    c.end("3")
-    assert c.held(context="a") == ["4", "5"]

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import Cluster
+from core.builders import Cluster, Make
 
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
-
-Make = Callable[..., Cluster]
 
 
 def due(c: Cluster, seconds: float, *, drop: bool = False) -> Objective:
@@ -25,12 +21,6 @@ def test_nearest_deadline_runs_first_within_a_priority(cluster: Make) -> None:
         c.end(name if name != "?" else order[-1], run_s=0.5)
         order += c.runs("p1") if c.mail.get("p1") else []
     assert order == ["urgent", "near", "far", "none", "none too", "nearest, of less weight"]
-
-
-def test_calls_with_deadlines_submitted_together_are_sorted(cluster: Make) -> None:
-    c = cluster(pilots=1).call("running").ready().forget().calls(10)
-    c.call("due", objective=due(c, 60)).end("running")
-    assert c.runs("p1") == ["due"]
 
 
 def test_waiting_call_is_dropped_at_its_deadline(cluster: Make) -> None:
@@ -78,26 +68,11 @@ def test_late_running_call_is_reported_and_queued_behind_others(cluster: Make) -
     assert all(end.ok for end in c.ended.values())
 
 
-@pytest.mark.parametrize("drop", [True, False])
-def test_running_call_is_not_dropped(cluster: Make, drop: bool) -> None:
-    c = cluster(pilots=1)
-    c.call("slow", objective=due(c, 5, drop=drop)).ready().wait(60).end("slow", run_s=60.0)
-    assert c.ended["slow"].ok
-
-
-def test_one_timer_serves_all_deadlines(cluster: Make) -> None:
-    c = cluster(pilots=1).call("running").ready()
-    for n in range(50):
-        c.call(f"c{n}", objective=due(c, 100 - n))
-    assert [key for key in c.core.state.timers if key.startswith("deadline/")] == ["deadline/bare"]
-    assert c.core.state.timers["deadline/bare"] == pytest.approx(c.now + 51, abs=0.01)
-
-
 DROP = Objective(drop_late=True)
 
 
 def deadline_of(c: Cluster, name: str) -> float:
-    return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at  # type: ignore[index]
+    return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at
 
 
 def test_due_in_seconds_count_from_the_arrival_at_the_manager(cluster: Make) -> None:
@@ -120,8 +95,8 @@ def test_zero_seconds_left_is_a_passed_deadline(cluster: Make) -> None:
 
 def test_resubmitted_call_keeps_its_first_deadline(cluster: Make) -> None:
     c = cluster().call("c", objective=DROP, due_in_s=5.0).wait(3)
-    again = CallSpec(c.ids["c"], b"arguments")  # type: ignore[arg-type]
-    c.tell("ana", say.Submit("f", "bare", [again], CallOptions(objective=DROP), 5.0))  # type: ignore[arg-type]
+    again = CallSpec(c.ids["c"], b"arguments")
+    c.tell("ana", say.Submit("f", "bare", [again], CallOptions(objective=DROP), 5.0))
     assert deadline_of(c, "c") == 5.0
     c.wait(2.5)
     assert set(c.ended) == {"c"}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core import blame, pilot_reports
@@ -16,8 +14,6 @@ from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import parse_bytes
-
-Make = Callable[..., Cluster]
 
 
 def full(pilot: str) -> Failure:
@@ -86,18 +82,6 @@ def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Ma
     assert listed.error.endswith("can hold context a: a on p1: the disk is full; make room there")
 
 
-def test_calls_wait_while_another_block_may_start_a_pilot(cluster: Make) -> None:
-    c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b2", phase=BlockPhase.PENDING)
-    c.call("1", context="a")
-    for again_s in (5, 20, 50):
-        run_out(c, "p1")
-        c.wait(again_s)
-    assert c.ended == {}
-    c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
-    assert c.lives_on("a") == ["p2"]
-
-
 @pytest.mark.parametrize("given_up", [False, True])
 def test_calls_wait_while_a_disconnected_pilot_may_return(cluster: Make, given_up: bool) -> None:
     c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
@@ -112,20 +96,6 @@ def test_calls_wait_while_a_disconnected_pilot_may_return(cluster: Make, given_u
     assert c.ended == {}
     c.come_back("p2").wait(1)
     assert c.lives_on("a") == ["p2"]
-
-
-def test_each_unfit_pilot_is_retried_before_calls_fail(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
-    for seconds in (0, 6, 21):
-        c.wait(seconds)
-        run_out(c, "p2")
-    c.ready().end("1")
-    library = next(iter(c.context("a").libraries.values()))
-    c.die(library, failure=full("p1"))
-    c.wait(4)
-    assert c.ended.keys() == {"1"}
-    c.wait(2)
-    assert c.lives_on("a") == ["p1"]
 
 
 def test_libraries_that_fail_for_one_full_disk_count_once(cluster: Make) -> None:
@@ -157,6 +127,7 @@ def test_unfit_pilot_is_retried_after_growing_pauses(cluster: Make) -> None:
     assert c.lives_on("a") == ["p1", "p2"], "it has worked there meanwhile: the first try comes soon again"
 
 
+# ---- a cache with objects in use
 def test_library_ended_by_a_lack_of_its_pilot_blames_no_call(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a").ready(only="p1")
     for _ in range(3):
@@ -170,7 +141,6 @@ def test_library_ended_by_a_lack_of_its_pilot_blames_no_call(cluster: Make) -> N
     assert c.ended == {}
 
 
-# ---- a cache with objects in use
 def with_files(name: str, size: str, *, file: str = "") -> Recipe:
     files = (ObjectRef(file or f"file-of-{name}", parse_bytes(size), "/models"),)
     return msgspec.structs.replace(recipe(name, memory="1 GB"), objects=files)
@@ -196,17 +166,6 @@ def used_once(c: Cluster, *contexts: str) -> None:
         c.call(f"of-{context}", context=context).ready().end(f"of-{context}").wait(1)
 
 
-def test_idle_libraries_end_to_free_cache_space(cluster: Make) -> None:
-    c = cluster(pilots=1).define(*(with_files(name, "4 GB") for name in "abc"))
-    used_once(c, "a", "b")
-    c.call("c1", context="c")
-    in_use(c, "c", lacks="3 GB")
-    assert states(c, "a", "b") == ["stopping", "ready"], "the one that was used longest ago, and no other"
-    ended(c, "a")
-    c.wait(pilot_reports.ENDING_S + 0.1).ready().end("c1")
-    assert c.ended["c1"].ok
-
-
 def test_only_libraries_needed_for_cache_space_end(cluster: Make) -> None:
     c = cluster(pilots=1).define(with_files("a", "1 GB"), with_files("b", "4 GB"), with_files("c", "4 GB"))
     used_once(c, "a", "b")
@@ -224,7 +183,7 @@ def test_calls_wait_for_busy_libraries_if_idle_ones_free_too_little(cluster: Mak
         c.wait(pilot_reports.BUSY_S + 0.1)
     assert states(c, "a", "z") == ["ready", "ready"]
     assert "b1" not in c.ended
-    assert len(c.core.state.pilots["p1"].notes) < 10  # type: ignore[index]
+    assert len(c.core.state.pilots["p1"].notes) < 10
     c.end("long")
     in_use(c, "b", lacks="6 GB")
     assert states(c, "a", "z") == ["stopping", "ready"]

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSample, times_of
-from stoker.manager.core.events import RecordLoad, RecordSteps
+from stoker.manager.core.events import RecordSteps
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 from stoker.protocol.calls import FailureKind
 
-Make = Callable[..., Cluster]
 GB = 10**9
 
 
@@ -23,20 +20,20 @@ def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
     c.call("1", context="a").call("2", context="b").call("3", context="c")
     assert (c.lives_on("a"), c.lives_on("b"), c.lives_on("c")) == (["p1"], ["p1"], [])
     with pytest.raises(PolicyError, match="cpu:0 of p1 has 2000000000 bytes left"):
-        c.apply([Load("c", "p1", ("cpu:0",), 3 * GB)], seam="residency")  # type: ignore[arg-type]
-    assert c.pilot().devices["cpu:0"].promised_bytes == 6 * GB  # type: ignore[index]
+        c.apply([Load("c", "p1", ("cpu:0",), 3 * GB)], seam="residency")
+    assert c.pilot().devices["cpu:0"].promised_bytes == 6 * GB
 
 
 @pytest.mark.parametrize(
     ("load", "why"),
     [
-        (Load("bare", "p1", (), 0), "needs at least one device"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each device only once"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),  # type: ignore[arg-type]
-        (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),  # type: ignore[arg-type]
-        (Load("what", "p1", ("cpu:0",), 0), "no context what"),  # type: ignore[arg-type]
-        (Load("bare", "p1", ("cpu:0",), -1), "cannot be promised"),  # type: ignore[arg-type]
-        (Load("bare", "p2", ("cpu:0",), 0), "p2 is cut"),  # type: ignore[arg-type]
+        (Load("bare", "p1", (), 0), "needs at least one device"),
+        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each device only once"),
+        (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),
+        (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),
+        (Load("what", "p1", ("cpu:0",), 0), "no context what"),
+        (Load("bare", "p1", ("cpu:0",), -1), "cannot be promised"),
+        (Load("bare", "p2", ("cpu:0",), 0), "p2 is cut"),
     ],
 )
 def test_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> None:
@@ -62,55 +59,16 @@ def test_unknown_context_gets_a_device_then_its_measured_memory(cluster: Make) -
     c.nothing_else_was_said()
 
 
-def test_calls_without_a_context_fit_next_to_an_unknown_context(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2")
-    assert (c.lives_on("a"), c.lives_on("bare")) == (["p1"], ["p1"])
-
-
-def test_unknown_context_fits_next_to_the_bare_context(cluster: Make) -> None:
-    c = cluster(pilots=1, memory="8 GB").define(recipe("a")).call("1").ready().forget().call("2", context="a")
-    assert c.hears("p1", to_pilot.StartLibrary).device_memory_bytes == 8 * GB - 256_000_000
-
-
-def test_load_is_recorded_and_measured_memory_is_used_next_time(cluster: Make) -> None:
-    c = cluster(pilots=2, memory="8 GB").define(recipe("a")).call("1", context="a")
-    c.ready(memory="2 GB", load_s=3.0)
-    assert [x.load_s for x in c.others if isinstance(x, RecordLoad)] == [3.0]
-    c.forget().call("2", context="a")
-    assert c.hears("p2", to_pilot.StartLibrary).device_memory_bytes == 2.2 * GB
-
-
 def test_two_failed_loads_fail_waiting_calls_but_not_later_calls(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).calls(2, context="a")
     c.fail_load(c.library(context="a"))
     assert c.ended == {}
     c.fail_load(c.library(context="a"))
-    assert {end.failure.kind for end in c.ended.values()} == {FailureKind.CONTEXT}  # type: ignore[union-attr]
+    assert {end.failure.kind for end in c.ended.values()} == {FailureKind.CONTEXT}
     assert "no such model" in c.failure("1").message
     assert c.lives_on("a") == []
     c.call("3", context="a").ready(only="").end("3")
     assert c.ended["3"].ok
-
-
-def test_broken_loader_is_tried_on_one_pilot_and_not_everywhere(cluster: Make) -> None:
-    c = cluster(pilots=4).define(recipe("a")).calls(4, context="a")
-    for library in list(c.context("a").libraries.values()):
-        c.fail_load(library)
-    assert len(c.ended) == 4
-    assert c.core.state.next_library == 5
-
-
-def test_pilot_on_which_a_context_failed_twice_is_avoided(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(load_s=0.1).join("p2")
-    c.calls(3, context="a")
-    c.fail_load(c.library("p2", "a"))
-    c.fail_load(c.library("p2", "a"))
-    c.wait(30)
-    assert c.lives_on("a") == ["p1"]
-    c.lose("p1")
-    assert c.lives_on("a") == ["p2"]  # no other pilot is left
-    c.fail_load(c.library("p2", "a"))
-    assert len(c.ended) == 4
 
 
 def test_library_stopped_while_loading_may_become_ready(cluster: Make) -> None:
@@ -184,30 +142,11 @@ def test_crossing_resizes_never_free_memory_the_later_resize_needs(cluster: Make
     assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
 
 
-def test_resizes_merged_by_the_pilot_are_answered_once(cluster: Make) -> None:
-    hand = Hand(cluster(pilots=1, memory="8 GB"))
-    hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 5 * GB), Resize(hand.lib1.id, 2 * GB))
-    assert hand.lib1.promised_bytes == 2 * GB
-    hand.resized(2 * GB)
-    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
-
-
 def test_unrequested_resize_answer_is_refused(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.resized(1 * GB)
     assert hand.lib1.promised_bytes == 3 * GB
     assert hand.c.refused == {"resize that the manager did not order": 1}
-
-
-def test_stopping_library_keeps_its_memory_until_it_has_exited(cluster: Make) -> None:
-    hand = Hand(cluster(pilots=1, memory="8 GB"))
-    hand.do(Unload(hand.lib1.id, "for a test"))
-    assert hand.lib1.state is LibraryState.STOPPING
-    assert hand.c.pilot().devices["cpu:0"].free_bytes == 2 * GB  # type: ignore[index]
-    assert hand.c.pilot().devices["cpu:0"].budget_bytes == 5 * GB  # type: ignore[index]
-    hand.c.end("1").die(hand.lib1, failure=None)
-    assert hand.c.pilot().devices["cpu:0"].free_bytes == 5 * GB  # type: ignore[index]
-    assert hand.c.ended["1"].ok
 
 
 def test_library_reserves_memory_on_each_of_its_devices(cluster: Make) -> None:
@@ -225,10 +164,10 @@ def test_library_reports_its_batch_and_its_step_times(cluster: Make) -> None:
     said = "batch: 23 of 64 rows running, 3 wait; mean 18.4 over 1,240 steps; 412 tokens/s"
     assert "batch" not in c.story("lib-1")
     assert c.status().libraries[0].batch is None
-    c.report("p1", say.LibraryBatch(1, load, times))  # type: ignore[arg-type]
+    c.report("p1", say.LibraryBatch(1, load, times))
     assert c.story("lib-1").endswith(said)
     assert c.status().libraries[0].batch == load
-    assert [x for x in c.others if isinstance(x, RecordSteps)] == [RecordSteps("a", "cpu", times)]  # type: ignore[arg-type]
-    c.report("p1", say.LibraryBatch(1, EngineLoad(running=1)))  # type: ignore[arg-type]
+    assert [x for x in c.others if isinstance(x, RecordSteps)] == [RecordSteps("a", "cpu", times)]
+    c.report("p1", say.LibraryBatch(1, EngineLoad(running=1)))
     assert c.story("lib-1").endswith("batch: 1 row running")
     assert len([x for x in c.others if isinstance(x, RecordSteps)]) == 1

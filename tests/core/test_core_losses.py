@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from core.builders import Cluster
+from core.builders import Cluster, Make
 
 from stoker.manager.core import blocks
 from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
@@ -14,7 +12,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
 from stoker.protocol.ids import PilotId
 
-Make = Callable[..., Cluster]
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
 SIGTERM = say.PilotLeaving("it got SIGTERM", LossReason.SIGNALLED)
 
@@ -40,14 +37,6 @@ def test_preempted_pilot_that_leaves_in_order_is_lost(cluster: Make) -> None:
     assert c.status().losses == {"preempted": 1}
     assert recorded(c) == [(PilotEnd.LOST, LossReason.PREEMPTED)]
     assert gone(c) is True
-
-
-def test_unfinished_calls_of_a_preempted_pilot_count_as_reruns(cluster: Make) -> None:
-    c = running(cluster).call("c1", "c2").ready()
-    library = c.library()
-    c.die(library, "c1", failure=None).report("p1", SIGTERM)
-    assert c.status().rerun_calls == 1
-    assert set(c.waiting()) == {"c1", "c2"}
 
 
 @pytest.mark.parametrize("loss", [x for x in LossReason if not x.is_unspecific])
@@ -89,24 +78,11 @@ def test_reconnected_pilot_was_not_lost(cluster: Make) -> None:
     assert recorded(c) == []
 
 
-def test_released_pilot_is_not_lost_by_its_final_signal(cluster: Make) -> None:
-    c = running(cluster).tell("ana", say.ReleaseBlock("b1"))
-    c.report("p1", SIGTERM)
-    assert (c.status().lost_pilots, recorded(c)) == (0, [(PilotEnd.LET_GO, None)])
-
-
 def test_signalled_pilot_that_is_killed_is_lost(cluster: Make) -> None:
     c = running(cluster).call("c1")
     c.report("p1", say.LibraryGone(c.library().id, None, loading=True)).lose("p1")
     c.block("b1", phase=BlockPhase.ENDED, reason="cancelled", loss=LossReason.CANCELLED)
     assert c.status().losses == {"cancelled": 1}
-
-
-def test_story_of_a_pilot_names_its_cancelled_job(cluster: Make) -> None:
-    c = running(cluster).lose("p1")
-    c.block("b1", phase=BlockPhase.ENDED, reason="cancelled by someone (scancel)", loss=LossReason.CANCELLED)
-    said = "counted as lost: cancelled; block b1's job job-b1 was cancelled by someone (scancel)"
-    assert said in [text for _, text in c.core.state.gone_pilots["p1"].notes]
 
 
 def counts(c: Cluster) -> list[int]:
@@ -136,12 +112,6 @@ def test_end_of_a_pilot_stay_has_its_reason(cluster: Make) -> None:
         (PilotEnd.LOST, LossReason.UNEXPLAINED),
         (PilotEnd.WALLTIME, None),
     ]
-
-
-def test_pilots_without_a_source_are_not_recorded(cluster: Make) -> None:
-    c = cluster(pilots=2).lose("p1")
-    assert not recorded(c)
-    assert not counts(c)
 
 
 def test_end_of_a_session_ends_every_pilot_stay(cluster: Make) -> None:

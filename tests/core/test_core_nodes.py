@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, devices
+from core.builders import SESSION, Cluster, Make, devices
 
 from stoker.manager.core import actions
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
@@ -26,7 +25,6 @@ from stoker.protocol.blocks import (
 )
 from stoker.protocol.ids import BlockId
 
-Make = Callable[..., Cluster]
 EVERY_S = 100.0
 GPU = Source(
     "gpu", Rule.OPPORTUNISTIC, first=0, most=6, keep_pending=1, idle_s=1e6, exclude_nodes=2, probe_nodes_s=EVERY_S
@@ -47,7 +45,7 @@ def orders(c: Cluster) -> list[BlockOrder]:
     mail = c.mail.get("factory", ())
     found = [message for message in mail if isinstance(message, to_client.SubmitBlocks)]
     for message in found:
-        mail.remove(message)  # type: ignore[union-attr]
+        mail.remove(message)
     return [order for message in found for order in message.orders]
 
 
@@ -74,17 +72,6 @@ def test_block_leaves_a_bad_node_and_the_next_avoids_it(cluster: Make) -> None:
     assert "its node n2 is excluded" in c.story("b1")
 
 
-def test_device_that_fails_later_excludes_its_node(cluster: Make) -> None:
-    c = cluster().sources(GPU)
-    c.call("c1")
-    joined(c, "p1", node="n2", block="b1")
-    c.ready()
-    assert not c.status().excluded_nodes
-    orders(c)
-    c.report("p1", say.DeviceFault("cuda:0", BAD))  # type: ignore[arg-type]
-    assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
-
-
 def test_quarantine_of_a_policy_excludes_the_node(cluster: Make) -> None:
     c = cluster().sources(GPU)
     c.call("c1")
@@ -101,23 +88,6 @@ def test_node_with_a_good_device_of_the_kind_stays(cluster: Make, faults: tuple[
     joined(c, "p1", node="n2", block="b1", faults=faults)
     assert not c.status().excluded_nodes
     assert c.pilot().state is PilotState.HERE
-
-
-def test_bad_gpu_next_to_good_cores_excludes_the_node(cluster: Make) -> None:
-    c = cluster().sources(GPU)
-    c.call("c1")
-    of = (*devices(1), msgspec.structs.replace(devices(1, kind="a10")[0], fault=BAD))
-    hello = say.PilotHello(wire.VERSION, SESSION, "host", 7, of, "b1", node="n2")
-    c.report("p1", hello, numbered=False)
-    assert [each.why for each in c.status().excluded_nodes] == [BAD]
-
-
-def test_one_bad_pilot_of_a_block_of_two_nodes_keeps_the_block(cluster: Make) -> None:
-    two = msgspec.structs.replace(GPU, nodes=2)
-    c = cluster_with_bad_node(cluster, two)
-    joined(c, "p2", node="n3", block="b1")
-    assert [each.node for each in c.status().excluded_nodes] == ["n2"]
-    assert not c.core.state.blocks[BlockId("b1")].leaving
 
 
 @pytest.mark.parametrize(
@@ -233,21 +203,6 @@ def test_probe_of_another_session_prevents_a_probe_here(cluster: Make) -> None:
     assert [each for each in c.others if isinstance(each, ClaimProbe)]
 
 
-def test_session_that_needs_no_block_probes_no_node(cluster: Make) -> None:
-    c = cluster_with_bad_node(cluster)
-    for block in list(c.core.state.blocks):
-        c.block(block, phase=BlockPhase.ENDED, reason="done")
-    state = c.core.state
-    c.tell("ana", say.Cancel((c.ids["c1"],)))  # type: ignore[arg-type]
-    for block in list(state.blocks):
-        c.block(block, phase=BlockPhase.ENDED, reason="done")
-    assert not state.calls
-    assert not state.sources["gpu"].blocks
-    c.others.clear()
-    c.wait(3 * EVERY_S)
-    assert not [each for each in c.others if isinstance(each, ClaimProbe)]
-
-
 def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     probe = begin_probe(c)
@@ -258,22 +213,6 @@ def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
 
 
 # ---- several sessions
-
-
-def test_node_of_an_earlier_session_is_excluded_from_the_start(cluster: Make) -> None:
-    c = cluster()
-    c.event(NodesHeard((NodeRecord("gpu", "n2", True, BAD, since=c.now, at=c.now, heard_at=c.now),)))
-    c.sources(GPU).call("c1")
-    assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
-
-
-def test_later_record_of_a_node_takes_precedence(cluster: Make) -> None:
-    c = cluster_with_bad_node(cluster)
-    [record] = c.status().excluded_nodes
-    c.event(NodesHeard((msgspec.structs.replace(record, excluded=False, at=record.at - 1.0),)))
-    assert c.status().excluded_nodes
-    c.event(NodesHeard((msgspec.structs.replace(record, excluded=False, at=record.at + 1.0),)))
-    assert not c.status().excluded_nodes
 
 
 def test_cleared_node_needs_no_probe(cluster: Make) -> None:
@@ -315,26 +254,18 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     assert not c.status().excluded_nodes  # otherwise the block would be left again at once
     assert not c.core.state.blocks[again.block].leaving
     c.wait(EVERY_S)
-    c.report("p2", say.DeviceFault("cuda:0", "it failed again"))  # type: ignore[arg-type]
+    c.report("p2", say.DeviceFault("cuda:0", "it failed again"))
     assert [each.node for each in c.status().excluded_nodes] == ["n2"]
-
-
-def test_block_without_exclusions_may_lack_a_node(cluster: Make) -> None:
-    c = cluster().sources(GPU)
-    c.call("c1")
-    c.block("b1", phase=BlockPhase.PENDING, reason="BadConstraints", no_node=True)
-    assert not c.core.state.blocks[BlockId("b1")].leaving
-    assert not c.core.state.notices
 
 
 def test_devices_that_work_again_include_their_node(cluster: Make) -> None:
     once = msgspec.structs.replace(GPU, rule=Rule.ONCE, first=1, most=1)
     c = cluster().sources(once)
     joined(c, "p1", node="n2", block="b1", faults=("",))
-    c.report("p1", say.DeviceFault("cuda:0", BAD))  # type: ignore[arg-type]
+    c.report("p1", say.DeviceFault("cuda:0", BAD))
     assert c.status().excluded_nodes
     assert c.pilot().state is PilotState.HERE  # no block would replace it
-    c.report("p1", say.DeviceFault("cuda:0", ""))  # type: ignore[arg-type]
+    c.report("p1", say.DeviceFault("cuda:0", ""))
     assert not c.status().excluded_nodes
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.builders import Cluster
+from core.builders import Cluster, Make
 
 from stoker.manager.core.events import FromClient, FromPilot, ToClient, ToPilot
 from stoker.manager.core.pieces import has_only_result_pieces
@@ -16,7 +15,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import ClientId, LibraryId, PilotId, show_call
 
-Make = Callable[..., Cluster]
 RUN = 9
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
-from core.builders import Cluster, recipe
+from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core import pilot_reports
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
-
-Make = Callable[..., Cluster]
 
 
 def test_context_survives_the_declared_loss_of_its_pilot(cluster: Make) -> None:
@@ -55,7 +51,7 @@ def test_first_end_counts_for_a_call_that_runs_twice(cluster: Make) -> None:
 
 def test_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().lose("p1").forget()
-    c.report("p1", say.CallsEnded(1, [_end(c, "c1")]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [_end(c, "c1")]))
     c.hears("p1", to_pilot.HelloAgain)
     assert (c.ended, c.waiting()) == ({}, ["c1"])
     assert "silent for 15 s" in c.story("p1")
@@ -63,18 +59,10 @@ def test_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> None
     assert (c.pilot().state, c.lives_on()) == (PilotState.HERE, ["p1"])
 
 
-def test_frames_in_flight_count_after_the_hello(cluster: Make) -> None:
-    c = cluster(pilots=1).call("c1").ready()
-    library = c.library()
-    c.cut("p1").lose("p1").come_back("p1", lib1=("c1",))
-    c.report("p1", say.CallsEnded(library.id, [_end(c, "c1")]))
-    assert c.ended["c1"].ok
-
-
 # ---- quarantine
 def test_faulty_device_gets_no_calls_and_its_calls_run_elsewhere(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().join("p2").forget()
-    c.report("p1", say.DeviceFault("cpu:0", "it gave a wrong matrix product, twice"))  # type: ignore[arg-type]
+    c.report("p1", say.DeviceFault("cpu:0", "it gave a wrong matrix product, twice"))
     assert c.library().state is LibraryState.STOPPING
     assert c.status().pilots[0].devices[0].fault == "it gave a wrong matrix product, twice"
     c.ready(only="p2")
@@ -95,30 +83,8 @@ def test_pilot_is_drained_before_its_walltime_ends(cluster: Make, run_s: float, 
     assert f"its walltime is over in {margin_s:.0f} s" in c.hears("p1", to_pilot.Exit).reason
 
 
-def test_call_that_cannot_finish_in_time_waits_for_another_pilot(cluster: Make) -> None:
-    c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=50.0)
-    c.wait(520.0)  # 80 s are left, and a call of 50 s needs 77 s with its margin
-    assert c.pilot().state is PilotState.HERE
-    c.call("c2")
-    assert c.held() == ["c2"]
-    c.end("c2", run_s=50.0).wait(5.0)
-    c.call("c3")
-    assert c.waiting() == ["c3"]
-    c.join("p2").ready(only="p2")
-    assert c.held("p2") == ["c3"]
-
-
-def test_context_that_would_not_be_ready_in_time_is_not_loaded(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", run_s=10.0, load_s=100.0)
-    c.lose("p1").forget().join("p2", ends_in_s=90.0)
-    c.call("c2", context="a")
-    assert c.lives_on("a") == []
-    c.join("p3", ends_in_s=900.0)
-    assert c.lives_on("a") == ["p3"]
-
-
 def _end(c: Cluster, name: str) -> say.CallEnd:
-    return say.CallEnd(c.ids[name], True, name.encode(), 1.0)  # type: ignore[arg-type]
+    return say.CallEnd(c.ids[name], True, name.encode(), 1.0)
 
 
 @pytest.mark.parametrize("given_up", [False, True])
@@ -140,7 +106,7 @@ def test_hello_older_than_a_library_end_does_not_revive_it(cluster: Make, given_
     assert c.hears("p1", to_pilot.HelloAgain).acknowledged == c.taken("p1") == before + 1
     assert c.waiting() == ["c1"]
 
-    c.event(FromPilot("p1", before + 2, [say.LibraryUpdate(library.id, say.LibraryPhase.LOADING)]))  # type: ignore[arg-type]
+    c.event(FromPilot("p1", before + 2, [say.LibraryUpdate(library.id, say.LibraryPhase.LOADING)]))
     assert c.taken("p1") == before + 1, "no frame is taken before the hello"
     c.come_back("p1")
     assert c.pilot().state is PilotState.HERE

@@ -42,14 +42,14 @@ def sleeps(c: Cluster) -> Cluster:
     return order(c, Sleep(lib(c).id)).asleep(lib(c), keeps="1 GB", host="5 GB")
 
 
-def hello(c: Cluster, *, acknowledged: int | None = None, **facts: Any) -> Cluster:
-    there = {"ready": False, "reserved_bytes": 8 * GB, "sleeps": True, "awake_bytes": 8 * GB, **facts}
-    library = say.LibraryFacts(lib(c).id, "a", ("cuda:0",), **there)  # type: ignore[arg-type]
+def hello(c: Cluster, number: int = 1, **facts: Any) -> Cluster:
+    there = {"ready": False, "reserved_bytes": GB, "sleeps": True, "awake_bytes": 8 * GB, **facts}
+    library = say.LibraryFacts(number, "a", ("cuda:0",), **there)
     told = say.PilotHello(
         wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(library,), sleeper_bytes=10 * GB,
-        acknowledged=c.taken("p1") if acknowledged is None else acknowledged,
+        acknowledged=c.taken("p1"),
     )  # fmt: skip
-    return c.cut("p1").report("p1", told, numbered=False)
+    return c.report("p1", told, numbered=False)
 
 
 def heard(c: Cluster, kind: type[Any]) -> list[Any]:
@@ -117,7 +117,7 @@ def test_call_that_arrives_while_a_library_falls_asleep_wakes_it(c: Cluster) -> 
 @pytest.mark.parametrize("kind", [FailureKind.DIED, FailureKind.CONTEXT, None])
 def test_sleeping_library_that_ends_frees_all_and_reloads(c: Cluster, kind: FailureKind | None) -> None:
     sleeps(c).die(lib(c), failure=None if kind is None else Failure(kind, "it ended"))
-    assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().free_host_bytes_for_sleep) == (24 * GB, 10 * GB)  # type: ignore[index]
+    assert (c.pilot().devices["cuda:0"].free_bytes, c.pilot().free_host_bytes_for_sleep) == (24 * GB, 10 * GB)
     assert c.context("a").sleep_failure == ("it ended" if kind is FailureKind.CONTEXT else "")
     assert c.context("a").load_failures == 0
     c.forget().call("a2", context="a")
@@ -126,18 +126,18 @@ def test_sleeping_library_that_ends_frees_all_and_reloads(c: Cluster, kind: Fail
 
 def test_lost_orders_are_repeated_after_a_reconnect(c: Cluster) -> None:
     order(c, Sleep(lib(c).id)).forget()
-    hello(c, ready=True)
+    hello(c.cut("p1"), ready=True, reserved_bytes=8 * GB)
     assert len(heard(c, to_pilot.SleepLibrary)) == 1
     c.asleep(lib(c), keeps="1 GB", host="5 GB")
     order(c, Wake(lib(c).id)).forget()
-    hello(c, asleep=True, reserved_bytes=GB, host_bytes=5 * GB)
+    hello(c.cut("p1"), asleep=True, host_bytes=5 * GB)
     assert len(heard(c, to_pilot.WakeLibrary)) == 1
     c.awake(lib(c))
     assert lib(c).state is LibraryState.READY
 
 
 def test_sleeping_library_is_found_after_its_order_was_lost(c: Cluster) -> None:
-    hello(c, asleep=True, reserved_bytes=GB, host_bytes=5 * GB)
+    hello(c.cut("p1"), asleep=True, host_bytes=5 * GB)
     assert lib(c).state is LibraryState.ASLEEP
     assert len(heard(c, to_pilot.SleepLibrary)) == 1, "the pilot repeats its answer"
     c.asleep(lib(c), keeps="1 GB", host="5 GB")
@@ -146,7 +146,7 @@ def test_sleeping_library_is_found_after_its_order_was_lost(c: Cluster) -> None:
 
 def test_library_that_woke_unnoticed_keeps_its_calls(c: Cluster) -> None:
     sleeps(c).call("a2", context="a").forget()
-    hello(c, ready=True, calls=(c.ids["a2"],))
+    hello(c.cut("p1"), ready=True, reserved_bytes=8 * GB, calls=(c.ids["a2"],))
     assert (lib(c).state, lib(c).host_bytes) == (LibraryState.READY, 0)
     assert c.held(context="a") == ["a2"]
     assert heard(c, to_pilot.WakeLibrary) == []
@@ -161,20 +161,14 @@ def test_calls_of_a_library_that_slept_unnoticed_are_requeued(c: Cluster) -> Non
 
 def test_hello_with_impossible_host_memory_is_limited() -> None:
     c = Cluster().join("p1", of=devices(1, kind="A10", memory="24 GB"), sleepers="10 GB")
-    c.define(recipe("a", device_memory_bytes=7 * GB))
-    facts = say.LibraryFacts(9, "a", ("cuda:0",), False, (), GB, asleep=True, host_bytes=99 * GB)  # type: ignore[arg-type]
-    told = say.PilotHello(wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(facts,))
-    c.cut("p1").report("p1", told, numbered=False)
+    c.define(recipe("a", device_memory_bytes=7 * GB)).cut("p1")
+    hello(c, 9, asleep=True, host_bytes=99 * GB)
     assert (lib(c).host_bytes, c.pilot().free_host_bytes_for_sleep) == (10 * GB, 0)
 
 
 def test_unknown_sleeping_library_is_adopted_and_wakes() -> None:
     c = Cluster().join("p1", of=devices(1, kind="A10", memory="24 GB")).define(recipe("a", device_memory_bytes=7 * GB))
-    facts = say.LibraryFacts(9, "a", ("cuda:0",), False, (), GB, sleeps=True, asleep=True, awake_bytes=8 * GB)  # type: ignore[arg-type]
-    told = say.PilotHello(
-        wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(facts,), acknowledged=0
-    )
-    c.cut("p1").report("p1", told, numbered=False).asleep(lib(c), keeps="1 GB").forget()
+    hello(c.cut("p1"), 9, asleep=True).asleep(lib(c), keeps="1 GB").forget()
     c.call("a1", context="a")
     (woken,) = heard(c, to_pilot.WakeLibrary)
     assert woken.device_memory_bytes == 8 * GB
@@ -182,17 +176,10 @@ def test_unknown_sleeping_library_is_adopted_and_wakes() -> None:
 
 def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
     sleeps(c).lose("p1")
-    kept = c.core.state.gone_pilots["p1"].kept  # type: ignore[index]
+    kept = c.core.state.gone_pilots["p1"].kept
     assert kept is not None
     (number,) = kept
-    facts = say.LibraryFacts(
-        number, "a", ("cuda:0",), False, (), GB, sleeps=True, asleep=True, awake_bytes=8 * GB, host_bytes=5 * GB  # type: ignore[arg-type]
-    )  # fmt: skip
-    told = say.PilotHello(
-        wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(facts,), sleeper_bytes=10 * GB,
-        acknowledged=c.taken("p1"),
-    )  # fmt: skip
-    c.report("p1", told, numbered=False)
+    hello(c, number, asleep=True, host_bytes=5 * GB)
     assert (lib(c).state, lib(c).promised_bytes, c.pilot().free_host_bytes_for_sleep) == (
         LibraryState.ASLEEP, GB, 5 * GB,
     )  # fmt: skip
@@ -203,9 +190,9 @@ def test_reconnecting_pilot_restores_its_sleeping_libraries(c: Cluster) -> None:
 @pytest.mark.parametrize(
     ("message", "wrong"),
     [
-        (say.LibraryAsleep(1, -1), "device_memory_bytes"),  # type: ignore[arg-type]
-        (say.LibraryAsleep(1, 1, sleep_s=float("nan")), "sleep_s"),  # type: ignore[arg-type]
-        (say.LibraryAwake(1, 1, wake_s=-2.0), "wake_s"),  # type: ignore[arg-type]
+        (say.LibraryAsleep(1, -1), "device_memory_bytes"),
+        (say.LibraryAsleep(1, 1, sleep_s=float("nan")), "sleep_s"),
+        (say.LibraryAwake(1, 1, wake_s=-2.0), "wake_s"),
     ],
 )
 def test_impossible_numbers_end_the_connection(c: Cluster, message: Any, wrong: str) -> None:

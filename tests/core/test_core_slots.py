@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
-from core.builders import SESSION, Cluster, devices, recipe
+from core.builders import SESSION, Cluster, Make, devices, recipe
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.core import outlook
 from stoker.manager.core.events import ContextAdvice, RecordLoad
 from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
@@ -14,8 +11,6 @@ from stoker.protocol import to_pilot, wire
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.show_status import render
-
-Make = Callable[..., Cluster]
 
 
 def ready(c: Cluster, slots: int, *, pilot: str = "p1") -> Cluster:
@@ -53,29 +48,6 @@ def test_status_and_explain_show_the_number_of_used_slots(cluster: Make) -> None
     assert "runs 32 calls at once" in story
 
 
-def test_library_without_slots_runs_one_call_at_a_time(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=0)).calls(2, context="a").ready()
-    assert c.runs("p1") == ["1"]
-    assert "slots" not in "\n".join(render(c.status()))
-
-
-def test_known_slots_limit_the_libraries_loaded(cluster: Make) -> None:
-    c = cluster(pilots=4).define(recipe("a", slots=0)).call("first", context="a")
-    ready(c, 8)
-    c.end("first", run_s=100.0).calls(20, context="a")
-    assert len(c.lives_on("a")) == 3  # 8 calls run; 12 are left for libraries of 8 slots
-
-
-def test_forecasts_use_the_slots_of_the_last_library(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", slots=0)).call("first", context="a")
-    ready(c, 4)
-    c.end("first", run_s=100.0).lose("p1").calls(8, context="a")
-    c.join("p2", of=devices(1, kind="A10"))
-    c.lose("p2")
-    assert outlook.seconds_until_context_done(c.core.state, c.context("a")) >= 8 / 4 * 100.0
-    assert outlook.seconds_until_context_done(c.core.state, c.context("a")) < 8 * 100.0
-
-
 def test_measured_slots_count_until_a_library_reports_them(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0), recipe("b", slots=2))
     for name in ("a", "b"):
@@ -92,18 +64,10 @@ def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=0)).calls(6, context="a")
     start = c.hears("p1", to_pilot.StartLibrary)
     c.cut("p1")
-    facts = say.LibraryFacts(start.library, "a", start.devices, True, slots=4)  # type: ignore[arg-type]
+    facts = say.LibraryFacts(start.library, "a", start.devices, True, slots=4)
     says_hello(c, facts)
     assert c.library(context="a").slots == 4
     assert c.runs("p1") == ["1", "2", "3", "4"]
-
-
-def test_adopted_library_has_the_slots_reported_by_its_pilot(cluster: Make) -> None:
-    c = cluster().define(recipe("a", slots=0))
-    facts = say.LibraryFacts(7, "a", ("cpu:0",), True, slots=2)  # type: ignore[arg-type]
-    says_hello(c, facts)
-    c.calls(3, context="a")
-    assert c.runs("p1") == ["1", "2"]
 
 
 GB = 10**9
@@ -124,14 +88,6 @@ def started(c: Cluster, pilot: str = "p1") -> to_pilot.StartLibrary:
 
 
 # ---- memory of a process
-def test_memory_of_cuda_is_promised_on_top_of_the_declared(cluster: Make) -> None:
-    c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 8 * GB), model("n", 8 * GB))
-    c.define(model("o", 7 * GB)).call("a", context="m").call("b", context="n").call("c", context="o")
-    assert started(c).device_memory_bytes == 8_600_000_000
-    assert started(c).device_memory_bytes == 8_600_000_000
-    assert "c" in c.waiting("o")  # only 7 GB minus CUDA memory are free
-
-
 def test_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 24 * GB), model("n", 25 * GB))
     assert started(c.call("a", context="m")).device_memory_bytes == 24 * GB
@@ -178,7 +134,7 @@ def test_exclusive_device_has_one_library_at_a_time(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(processes=1)).define(model("m", 2 * GB), model("n"))
     c.call("a", context="m").call("b", context="n")
     assert started(c).device_memory_bytes == 24 * GB
-    c.report("p1", say.LibraryReady(1, 0.1, 1.0, device_bytes=2 * GB))  # type: ignore[arg-type]
+    c.report("p1", say.LibraryReady(1, 0.1, 1.0, device_bytes=2 * GB))
     assert c.library(context="m").promised_bytes == 24 * GB
     assert list(c.pilot().libraries) == [1]
     c.end("a").forget().wait(2.0)
@@ -222,24 +178,3 @@ def test_pilot_without_the_gpus_of_its_site_is_released(cluster: Make) -> None:
     assert LACKS in status.contexts[0].waits_for
     assert LACKS in c.story("p1")
     assert c.waiting() == ["a"]
-
-
-def test_site_without_gpus_fails_calls_with_the_reason(cluster: Make) -> None:
-    c = cluster().sources(SOURCE).call("a")
-    for number in (1, 2, 3):
-        assert c.asked() == [f"b{number}"]
-        without_gpus(c, f"p{number}", block=f"b{number}")
-        c.report(f"p{number}", say.PilotLeaving(LACKS))
-        c.block(f"b{number}", phase=BlockPhase.ENDED)
-        c.wait(20.0)
-    assert f"no pilot could be started: gpus: {LACKS}" in c.failure("a").message
-
-
-def test_good_pilot_after_one_without_gpus_serves_calls(cluster: Make) -> None:
-    c = cluster().sources(SOURCE).call("a")
-    without_gpus(c, "p1", block="b1")
-    c.report("p1", say.PilotLeaving(LACKS)).block("b1", phase=BlockPhase.ENDED).wait(5.0).forget()
-    c.block("b2", phase=BlockPhase.RUNNING).join("p2", of=gpus(), block="b2").ready()
-    assert c.held("p2") == ["a"]
-    assert "gpus" not in c.status().trouble
-    assert c.end("a").ended["a"].ok

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
-from core.builders import Cluster, devices
+from core.builders import Cluster, Make, devices
 
 from stoker.contexts.speeds import relative_speeds
 from stoker.manager.core.events import ContextAdvice, RecordSpeed
@@ -14,7 +14,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
 from stoker.protocol.to_manager import Heartbeat
 
-Make = Callable[..., Cluster]
 BOTH = ("A10", "cpu")
 
 
@@ -49,23 +48,6 @@ def test_noise_alone_gives_no_speed_difference(seed: int) -> None:
     runs = [("f", kind, chance.expovariate(1.0)) for _ in range(200) for kind in BOTH]
     speeds = learned(runs)
     assert not speeds.of or min(speeds.of.values()) > 0.6
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_speed_difference_is_found_in_noise(seed: int) -> None:
-    chance = random.Random(seed)
-    runs = [
-        ("f", kind, chance.lognormvariate(0.0, 0.5) * (1 + 3 * (kind == "cpu"))) for _ in range(200) for kind in BOTH
-    ]
-    assert learned(runs).of["cpu"] == pytest.approx(0.25, rel=0.3)
-
-
-def test_calls_of_a_kind_without_comparison_are_not_compared() -> None:
-    alone = [("f", "A10", 1.0)] * 50
-    speeds = learned(alone, present=["A10"])
-    for _ in range(10):
-        speeds.learn(("f", 0), "cpu", calls=1, seconds=4.0, present=frozenset(BOTH))
-    assert speeds.of == {}
 
 
 def test_memory_of_the_speed_comparison_is_bounded() -> None:
@@ -129,16 +111,6 @@ def test_speeds_are_shown_and_recorded(cluster: Make) -> None:
     c.report("fast", Heartbeat(()), numbered=False)
     [record] = [each for each in c.others if isinstance(each, RecordSpeed)]
     assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
-
-
-def test_single_kind_has_no_speed(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
-    for _ in range(20):
-        c.calls(2)
-        first, second = [str(len(c.ids) - 1), str(len(c.ids))]
-        c.end(first, run_s=1.0).end(second, run_s=4.0)
-    assert c.context().speeds.of == {}
-    assert c.status().contexts[0].speeds == ()
 
 
 def test_failed_calls_are_not_compared(cluster: Make) -> None:

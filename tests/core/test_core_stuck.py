@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.builders import Cluster, recipe
+from core.builders import Make, recipe
 
 from stoker.manager.core.nouns import Library
-from stoker.manager.core.queues import STUCK_TIMER
 from stoker.manager.core.seams import Policies, View
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -15,7 +14,6 @@ from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 
-Make = Callable[..., Cluster]
 SHORT_S = 0.001
 
 
@@ -51,56 +49,14 @@ def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     assert len(c.held("p2", "a")) > 2
 
 
-def test_library_gets_stuck_while_calls_elsewhere_are_long(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").hot(context="a", run_s=SHORT_S)
-    c.call("long", context="a").call("slow", context="a")
-    lies, other = (c.holders(name)[0] for name in ("long", "slow"))
-    c.wait(0.5).end("slow", run_s=1.0).wait(5)
-    for n in range(20):  # many short calls lower the known mean duration again
-        c.call(f"q{n}", context="a").end(f"q{n}", run_s=SHORT_S)
-    c.call("s1", context="a").call("s2", context="a")
-    assert c.held(lies.pilot.id, "a") == ["long"]
-    assert c.held(other.pilot.id, "a") == ["s1", "s2"]
-
-
-def test_stuck_libraries_do_not_block_the_backlog_of_others(cluster: Make) -> None:
-    c = cluster(pilots=10).define(recipe("a")).calls(10, context="a").hot(context="a", run_s=SHORT_S)
-    for n in range(9):
-        c.wait(0.01).call(f"long{n}", context="a")
-    c.wait(2.5).call("s1", context="a").wait(0.01).call("s2", context="a")
-    other = c.holders("s1")[0].pilot.id
-    assert c.held(other, "a") == ["s1", "s2"]
-    c.wait(0.01).calls(40, context="a")
-    assert len(c.held(other, "a")) > 2
-    assert sum(library.load for library in c.context("a").libraries.values()) == 9 + len(c.held(other, "a"))
-
-
-def test_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1)
-    c.give_back("s1").call("s2")
-    assert c.held() == ["long"]
-    assert c.waiting() == ["s1", "s2"]
-    c.end("long", run_s=SHORT_S)  # the known mean duration is still short
-    assert c.held() == ["s1", "s2"]
-
-
 def test_cancelled_long_call_leaves_an_ordinary_library(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1).give_back("s1")
     library, long = c.library(), c.ids["long"]
-    c.tell("ana", say.Cancel([long], running=True))  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([long], running=True))
     assert c.waiting() == ["s1"]
-    c.report("p1", say.CallsReturned(library.id, (long,)))  # type: ignore[arg-type]
+    c.report("p1", say.CallsReturned(library.id, (long,)))
     assert c.call("s2", "s3").held() == ["s1", "s2", "s3"]
     assert not library.stuck
-
-
-def test_cancelled_call_left_to_finish_delays_no_others(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=5.0).join("p2")
-    c.call("long", context="a").tell("ana", say.Cancel([c.ids["long"]]))  # type: ignore[list-item]
-    c.call("s1", context="a").wait(4.5)
-    assert c.lives_on("a") == ["p1"]
-    c.wait(2.0)
-    assert c.lives_on("a") == ["p1", "p2"]
 
 
 def test_library_that_progresses_with_its_backlog_keeps_it(cluster: Make) -> None:
@@ -132,34 +88,11 @@ def test_queued_call_behind_an_overdue_call_is_loaded_elsewhere(cluster: Make) -
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_calls_of_usual_length_are_not_overdue(cluster: Make) -> None:
-    c = (
-        cluster(pilots=1)
-        .define(recipe("a"))
-        .call("x", context="a")
-        .hot(context="a", run_s=20.0, load_s=30.0)
-        .join("p2")
-    )
-    c.call("y", context="a").call("s1", context="a").wait(60)
-    assert c.lives_on("a") == ["p1"]
-    c.wait(30)
-    assert c.lives_on("a") == ["p1", "p2"]
-
-
 def test_less_used_context_is_evicted_if_no_device_is_free(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a"), recipe("b")).call("x", context="a").hot(context="a", run_s=SHORT_S)
     c.join("p2").call("z", context="b").ready().end("z").call("long", context="a").call("s1", context="a").wait(1.1)
     c.forget().give_back("s1").wait(1.1)
     assert c.hears("p2", to_pilot.StopLibrary).reason.startswith("idle, and room is needed for a")
-
-
-def test_stuck_timer_runs_only_while_libraries_may_get_stuck(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
-    assert STUCK_TIMER not in c.core.state.timers
-    c.call("long")
-    assert STUCK_TIMER in c.core.state.timers
-    c.wait(2.5)  # the library of `long` is stuck, and the other library is idle
-    assert STUCK_TIMER not in c.core.state.timers
 
 
 def by(dispatch: HottestFirst) -> Callable[[], Policies]:
@@ -183,10 +116,3 @@ def test_stuck_library_gets_no_backlog_under_any_policy(cluster: Make) -> None:
     assert c.waiting() == ["s1", "s2", "s3"]
     c.end("long")
     assert c.held() == ["s1", "s2", "s3"]
-
-
-def test_backlog_of_calls_known_to_be_long_is_kept(cluster: Make) -> None:
-    c = cluster(pilots=1, policies=by(HottestFirst(prefetch_s=60.0))).calls(1).hot(run_s=5.0).calls(9)
-    for _ in range(5):
-        c.wait(5.0).end(c.held()[0], run_s=5.0)
-    assert not [said for said in c.mail["p1"] if isinstance(said, to_pilot.TakeBack)]

@@ -46,7 +46,7 @@ class Peers(Cluster):
         return self
 
     def fail(self, name: str, *peers: str, ref: ObjectRef = BIG, origin: bool = False) -> Peers:
-        self.report(name, say.FetchFailed(ref.name, peers, origin, "connection timed out"))  # type: ignore[arg-type]
+        self.report(name, say.FetchFailed(ref.name, peers, origin, "connection timed out"))
         return self
 
     def orders(self, name: str) -> list[to_pilot.FetchObject]:
@@ -66,7 +66,7 @@ def library(peers: Peers) -> Recipe:
 
 def leave(peers: Peers, name: str) -> to_pilot.Exit:
     """Release a pilot's block; return the order to the pilot."""
-    peers.core.state.pilots[name].block = "b1"  # type: ignore[index]
+    peers.core.state.pilots[name].block = "b1"
     peers.by_hand = True
     peers.tell("ana", say.ReleaseBlock("b1"))
     return exits(peers, name)[-1]

@@ -17,27 +17,10 @@ from core.desk import SESSION, Desk
 from core.toy_pilot import ToyPilot, Work
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.core import story
-from stoker.manager.core.events import (
-    AdviceArrived,
-    AskAdvice,
-    Command,
-    ContextAdvice,
-    CostAdvice,
-    EndManager,
-    FromClient,
-    FromPilot,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    SetTimer,
-    TimerFired,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core import events, story
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features
 from stoker.units import parse_bytes
 
 _decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
@@ -66,8 +49,7 @@ class Toy(Desk):
         self.names: dict[int, str] = {}
         self.ended: dict[str, CallEnd] = {}
         self.ended_at: dict[str, float] = {}
-        self.reports: list[CallProgress] = []
-        self.advice: dict[str, tuple[float, ContextAdvice]] = {}
+        self.advice: dict[str, tuple[float, events.ContextAdvice]] = {}
         self.over = ""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -76,7 +58,7 @@ class Toy(Desk):
         for commands in self.did:
             self._carry_out(commands)
         self.tell(say.ClientHello(wire.VERSION, SESSION), numbered=False)
-        self.tell(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+        self.tell(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))
 
     # ---- time
     def after(self, seconds: float, what: Callable[[], None]) -> None:
@@ -134,28 +116,28 @@ class Toy(Desk):
         for name in names:
             id = len(self.ids) + 1
             self.ids[name], self.names[id] = id, name
-            specs.append(CallSpec(id, payload, Features(items, fixed_s=fixed_s)))  # type: ignore[arg-type]
-        return self.tell(say.Submit("f", context, specs, CallOptions(**how)))  # type: ignore[arg-type]
+            specs.append(CallSpec(id, payload, Features(items, fixed_s=fixed_s)))
+        return self.tell(say.Submit("f", context, specs, CallOptions(**how)))
 
     def tell(self, *messages: Any, numbered: bool = True) -> Toy:
         sequence = next(self._frames) if numbered else 0
-        self._carry_out(self.give(FromClient("ana", sequence, list(messages))))  # type: ignore[arg-type]
+        self._carry_out(self.give(events.FromClient("ana", sequence, list(messages))))
         return self
 
     def cut(self, name: str, *, back_after: float = 0.0) -> None:
         """Break the connection and lose its messages; reconnect after `back_after` seconds (0: never)."""
         self.links[name] = 0
-        self._event(PilotCut(name))  # type: ignore[arg-type]
+        self._event(events.PilotCut(name))
         if back_after:
             self.after(back_after, lambda: self._connect(self.pilots[name]))
 
     def kill(self, name: str) -> None:
         self.pilots[name].alive = False
         self.cut(name)
-        self._event(PilotLost(name, "killed by the batch system"))  # type: ignore[arg-type]
+        self._event(events.PilotLost(name, "killed by the batch system"))
 
     def advise(self, key: str, *, after_s: float, **facts: Any) -> None:
-        self.advice[key] = after_s, ContextAdvice(**facts)
+        self.advice[key] = after_s, events.ContextAdvice(**facts)
 
     # ---- links
     def _connect(self, pilot: ToyPilot) -> None:
@@ -169,37 +151,35 @@ class Toy(Desk):
             self.from_pilot(pilot, *_decode(frame))
 
     def from_pilot(self, pilot: ToyPilot, sequence: int, messages: list[Any]) -> None:
-        link, event = self.links.get(pilot.name), FromPilot(pilot.name, sequence, messages)  # type: ignore[arg-type]
+        link, event = self.links.get(pilot.name), events.FromPilot(pilot.name, sequence, messages)
         if link:
             self.after(self.latency_s, lambda: self._event(event) if self.links[pilot.name] == link else None)
 
     def _event(self, event: Any) -> None:
         self._carry_out(self.give(event))
 
-    def _carry_out(self, commands: list[Command]) -> None:
+    def _carry_out(self, commands: list[events.Command]) -> None:
         for command in commands:
             match command:
-                case ToPilot(name, message):
+                case events.ToPilot(name, message):
                     self._to_pilot(str(name), message)
-                case ToClient(_, to_client.Results(first, ends)):
+                case events.ToClient(_, to_client.Results(first, ends)):
                     assert first <= len(self.ended), "results were skipped"
                     for end in ends[len(self.ended) - first :]:
                         name = self.names[end.call]
                         assert name not in self.ended, f"{name} ended twice"
                         self.ended[name], self.ended_at[name] = end, self.now
-                case ToClient(_, to_client.ProgressReports(reports)):
-                    self.reports += reports
-                case SetTimer(at, key):
-                    self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]
-                case AskAdvice(OfContext(key)) if key in self.advice:
+                case events.SetTimer(at, key):
+                    self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))
+                case events.AskAdvice(events.OfContext(key)) if key in self.advice:
                     wait, facts = self.advice[key]
                     self.after(
                         wait,
                         lambda key=key, facts=facts: self._event(
-                            AdviceArrived(OfContext(key), CostAdvice({"": facts}))
+                            events.AdviceArrived(events.OfContext(key), events.CostAdvice({"": facts}))
                         ),
-                    )  # type: ignore[misc]
-                case EndManager(reason):
+                    )
+                case events.EndManager(reason):
                     self.over = reason
 
     def _to_pilot(self, name: str, message: Any) -> None:
@@ -211,4 +191,4 @@ class Toy(Desk):
 
     def _timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:
-            self._event(TimerFired(key))
+            self._event(events.TimerFired(key))

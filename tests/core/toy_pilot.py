@@ -142,8 +142,8 @@ class ToyPilot:
             wire.VERSION, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,
             tuple(
                 say.LibraryFacts(
-                    x.id, x.recipe.key, x.devices, x.ready and not x.moves and x.id not in before.ready,  # type: ignore[arg-type]
-                    tuple(dict.fromkeys((*before.left.get(x.id, ()), *x.running, *x.waiting))),  # type: ignore[arg-type]
+                    x.id, x.recipe.key, x.devices, x.ready and not x.moves and x.id not in before.ready,
+                    tuple(dict.fromkeys((*before.left.get(x.id, ()), *x.running, *x.waiting))),
                     reserved_bytes=x.budget_bytes if x.id in self.libraries else 0,
                     sleeps=self.toy.costs[x.recipe.key].sleeps, awake_bytes=x.awake_bytes,
                     asleep=x.moves in ("falls asleep", "asleep") and x.id not in before.ready,
@@ -152,7 +152,7 @@ class ToyPilot:
             ),
             acknowledged=self.outbox.acknowledged, number=self.hellos,
             recipes=tuple({x.recipe.key: x.recipe for x in every}.values()),
-            last_library=max((*self.libraries, *self.gone), default=0),  # type: ignore[arg-type]
+            last_library=max((*self.libraries, *self.gone), default=0),
         )  # fmt: skip
 
     # ---- libraries
@@ -180,7 +180,7 @@ class ToyPilot:
                 if library.moves:
                     self._wakes_now(library)
                 elif library.begun:
-                    self.say(say.LibraryResized(library.id, library.held_bytes))  # type: ignore[arg-type]
+                    self.say(say.LibraryResized(library.id, library.held_bytes))
                 else:
                     self._load(library)
 
@@ -217,7 +217,7 @@ class ToyPilot:
                 say.LibraryReady(
                     library.id, 0.1, cost.load_s, cost.resident_bytes, cost.resident_bytes, sleeps=cost.sleeps
                 )
-            )  # type: ignore[arg-type]
+            )
             if library.stopping and not library.running:
                 self._gone(library, None)
             self._go_on(library)
@@ -228,7 +228,7 @@ class ToyPilot:
             return
         library.budget_bytes = size
         if self._takes(library):
-            self.say(say.LibraryResized(library.id, size))  # type: ignore[arg-type]
+            self.say(say.LibraryResized(library.id, size))
             self._memory_freed()
 
     def _sleep(self, id: int, keeps: int) -> None:
@@ -289,7 +289,7 @@ class ToyPilot:
             return
         self.gone[library.id] = library
         running, rest = tuple(library.running), tuple(library.waiting)
-        self.say(say.LibraryGone(library.id, failure, not library.ready, running, rest))  # type: ignore[arg-type]
+        self.say(say.LibraryGone(library.id, failure, not library.ready, running, rest))
         self._memory_freed()
         self._leave_if_drained()
 
@@ -320,15 +320,15 @@ class ToyPilot:
     def _go_on(self, library: ToyLibrary) -> None:
         while library.ready and library.waiting and len(library.running) < library.recipe.slots:
             id, (spec, gang) = library.waiting.popitem(last=False)
-            work = msgspec.msgpack.decode(spec.payload, type=Work)  # type: ignore[arg-type]
+            work = msgspec.msgpack.decode(spec.payload, type=Work)
             done = float(spec.progress or b"0")
             run_s = self.toy.costs[library.recipe.key].run_s
             work = msgspec.structs.replace(work, run_s=run_s) if run_s else work
             run = library.running[id] = Running(spec, work, self.toy.now, done, gang)
             self.began.append((self.toy.now, id, gang.rank if gang else 0, gang.size if gang else 1))
-            self.toy.after(run.takes_s, lambda run=run: self._finish(library, run))  # type: ignore[misc]
+            self.toy.after(run.takes_s, lambda run=run: self._finish(library, run))
             if work.step_s:
-                self.toy.after(work.step_s, lambda run=run: self._report(library, run))  # type: ignore[misc]
+                self.toy.after(work.step_s, lambda run=run: self._report(library, run))
 
     def _here(self, library: ToyLibrary, run: Running) -> bool:
         here = library.running.get(run.spec.call) is run
@@ -394,7 +394,7 @@ class ToyPilot:
             return
         for call in calls:
             del library.waiting[call]
-        self.say(say.CallsReturned(library.id, tuple(calls)))  # type: ignore[arg-type]
+        self.say(say.CallsReturned(library.id, tuple(calls)))
 
     # ---- messages
     def say(self, message: Any) -> None:

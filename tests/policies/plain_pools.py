@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.manager.policies.prompt_tuner.scheduling import Pool, PoolJob, Promise, by_deadline
 
@@ -89,11 +89,7 @@ def order(
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
-    return sorted([now] * idle + [max(soon, at) for at in _both(pool.busy, promised)])
-
-
-def _both(some: Iterable[float], more: Iterable[float]) -> list[float]:
-    return [*some, *more]
+    return sorted([now] * idle + [max(soon, at) for at in (*pool.busy, *promised)])
 
 
 def _delay(free: list[float], job: PoolJob) -> bool:

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stoker.manager.core import seams
 from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
-from stoker.manager.core.seams import (
-    Action,
-    Ask,
-    Changes,
-    Drop,
-    Evict,
-    Policies,
-    ReleaseBlock,
-    Resize,
-    Send,
-    SendGang,
-    Timer,
-    View,
-    WantBlocks,
-)
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
-from stoker.protocol.ids import BlockId, LibraryId, PilotId
+from stoker.protocol.ids import LibraryId
 
 
 def policies(
@@ -29,8 +15,8 @@ def policies(
     dispatch: HottestFirst | None = None,
     residency: LoadWhereWanted | None = None,
     provisioning: TakeWhatComes | None = None,
-) -> Policies:
-    return Policies(
+) -> seams.Policies:
+    return seams.Policies(
         dispatch=dispatch or HottestFirst(),
         residency=residency or LoadWhereWanted(),
         provisioning=provisioning or TakeWhatComes(),
@@ -42,14 +28,14 @@ class Elastic(HottestFirst):
 
     period_s = 0.05
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: seams.View, call: Call) -> LibraryId | seams.Action | None:
         return None
 
-    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+    def pull(self, view: seams.View, library: Library) -> int | Sequence[seams.Action]:
         return 0
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
-        plan: list[Action] = []
+    def round(self, view: seams.View, changes: seams.Changes) -> Sequence[seams.Action]:
+        plan: list[seams.Action] = []
         for context in view.waiting_contexts.values():
             idle = dict(context.idle)
             for call in context.queue:
@@ -57,7 +43,7 @@ class Elastic(HottestFirst):
                 members = [id for id, library in idle.items() if library.admits(call)][:largest]
                 if len(members) >= smallest:
                     idle = {id: library for id, library in idle.items() if id not in members}
-                    plan.append(SendGang(call.id, tuple(members)))
+                    plan.append(seams.SendGang(call.id, tuple(members)))
         return plan
 
 
@@ -69,39 +55,39 @@ class MoreMemory(LoadWhereWanted):
     def __init__(self, *, small: int, large: int) -> None:
         super().__init__()
         self.small, self.large = small, large
-        self.seen: list[Changes] = []
+        self.seen: list[seams.Changes] = []
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def round(self, view: seams.View, changes: seams.Changes) -> Sequence[seams.Action]:
         self.seen.append(changes)
-        plan: list[Action] = []
+        plan: list[seams.Action] = []
         for id in sorted(changes.libraries):
-            library = view.libraries.get(id)  # type: ignore[call-overload]
+            library = view.libraries.get(id)
             if library is None or library.state is not LibraryState.READY:
                 continue
             for other in library.devices[0].libraries.values():
                 plan += self._step(other)
         return plan
 
-    def _step(self, library: Library) -> list[Action]:
+    def _step(self, library: Library) -> list[seams.Action]:
         if library.resizing or library.state is not LibraryState.READY:
             return []
         if library.context.recipe.key != "big":
-            return [Resize(library.id, self.small)] if library.promised_bytes > self.small else []
+            return [seams.Resize(library.id, self.small)] if library.promised_bytes > self.small else []
         fits = library.devices[0].free_bytes >= self.large - library.promised_bytes
-        return [Resize(library.id, self.large)] if fits and library.promised_bytes < self.large else []
+        return [seams.Resize(library.id, self.large)] if fits and library.promised_bytes < self.large else []
 
 
 class Preempt(HottestFirst):
     """Dispatch that evicts a running call of lower priority for a call without a free library."""
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: seams.View, call: Call) -> LibraryId | seams.Action | None:
         found = super().place(view, call)
         if found is not None or not call.group.options.priority:
             return found
         for library in call.group.context.libraries.values():
             for other in library.held.values():
                 if other.holder is library and other.group.options.priority < call.group.options.priority:
-                    return Evict(other.id)
+                    return seams.Evict(other.id)
         return None
 
     asks_every_call = True
@@ -110,14 +96,16 @@ class Preempt(HottestFirst):
 class Offer(HottestFirst):
     """Dispatch that offers calls to libraries, and offers a refused call to another library."""
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: seams.View, call: Call) -> LibraryId | seams.Action | None:
         tried = sum("refused" in text for _, text in call.notes or ())
         free = sorted(call.group.context.idle)
-        return Send(call.id, free[tried % len(free)], offer=True) if free else None
+        return seams.Send(call.id, free[tried % len(free)], offer=True) if free else None
 
-    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+    def pull(self, view: seams.View, library: Library) -> int | Sequence[seams.Action]:
         head = library.context.queue.head()
-        return (Send(head.id, library.id, offer=True),) if head is not None and library.load < library.slots else 0
+        return (
+            (seams.Send(head.id, library.id, offer=True),) if head is not None and library.load < library.slots else 0
+        )
 
 
 class Deadlines(HottestFirst):
@@ -126,16 +114,16 @@ class Deadlines(HottestFirst):
     asks_every_call = True
     by_deadline = False
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: seams.View, call: Call) -> LibraryId | seams.Action | None:
         latest = call.group.options.objective.deadline_at
         found = super().place(view, call)
-        return Timer(latest, str(call.id)) if found is None and latest else found
+        return seams.Timer(latest, str(call.id)) if found is None and latest else found
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:
+    def timer(self, view: seams.View, key: str) -> Sequence[seams.Action]:
         call = view.calls.get(int(key))
         if call is None or call.state is not CallState.WAITING:
             return ()
-        return (Drop(call.id, f"its deadline at {call.group.options.objective.deadline_at:g} s has passed"),)
+        return (seams.Drop(call.id, f"its deadline at {call.group.options.objective.deadline_at:g} s has passed"),)
 
 
 class Variants(HottestFirst):
@@ -144,7 +132,7 @@ class Variants(HottestFirst):
     asks_every_call = True
     honours = frozenset({"variants"})
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: seams.View, call: Call) -> LibraryId | seams.Action | None:
         for key in (call.group.context.recipe.key, *call.group.options.variants):
             for id, library in view.contexts[key].idle.items():
                 if library.admits(call):
@@ -159,39 +147,20 @@ class LoadOnAdvice(LoadWhereWanted):
         super().__init__()
         self.asked: set[str] = set()
 
-    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+    def wanted(self, view: seams.View, context: Context) -> Sequence[seams.Action]:
         plan = list(super().wanted(view, context))
         if context.recipe.key not in self.asked:
             self.asked.add(context.recipe.key)
-            plan.append(Ask(context.recipe.key))  # type: ignore[arg-type]
+            plan.append(seams.Ask(context.recipe.key))
         return plan
 
-    def advised(self, view: View, context: Context) -> Sequence[Action]:
+    def advised(self, view: seams.View, context: Context) -> Sequence[seams.Action]:
         if context.advice[""].run_s < 100:
             return ()
-        return tuple(Drop(call.id, "it would take too long") for call in context.queue)
+        return tuple(seams.Drop(call.id, "it would take too long") for call in context.queue)
 
 
-class Lease(TakeWhatComes):
-    """Provisioning like PromptTuner's reclaim after 60 s: release a block when its lease ends."""
-
-    def __init__(self, *, lease_s: float) -> None:
-        super().__init__()
-        self.lease_s = lease_s
-        self.leased: set[PilotId] = set()
-
-    def demand(self, view: View) -> Sequence[Action]:
-        new = [id for id in view.pilots if id not in self.leased]
-        self.leased.update(new)
-        timers = [Timer(view.now + self.lease_s, id) for id in new]
-        return timers if view.blocks else [*timers, WantBlocks("cpus", 1)]
-
-    def timer(self, view: View, key: str) -> Sequence[Action]:
-        pilot = view.pilots.get(PilotId(key))
-        return (ReleaseBlock(BlockId(pilot.block), "its lease is over"),) if pilot is not None else ()
-
-
-def fewer_rounds(policies: Policies, *, period_s: float = 0.2) -> Policies:
+def fewer_rounds(policies: seams.Policies, *, period_s: float = 0.2) -> seams.Policies:
     for seam in (policies.dispatch, policies.residency):
-        seam.period_s = period_s  # type: ignore[misc]
+        seam.period_s = period_s
     return policies

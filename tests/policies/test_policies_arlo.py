@@ -60,7 +60,7 @@ class Family(Toy):
         return {key: context.served for key, context in self.core.state.contexts.items() if context.served}
 
     def where(self, name: str) -> str:
-        return self.core.state.calls[self.ids[name]].holder.context.recipe.key  # type: ignore[union-attr,index]
+        return self.core.state.calls[self.ids[name]].holder.context.recipe.key
 
 
 @pytest.fixture
@@ -90,15 +90,6 @@ def warmed(t: Family, *, devices: int = 4) -> Family:
 # ---- dispatch
 
 
-def test_call_goes_to_the_shortest_runtime_that_is_long_enough(family: Any) -> None:
-    t = warmed(family())
-    before = t.served()
-    t.ask("short", tokens=20).ask("middle", tokens=100).ask("long", tokens=256)
-    assert [t.where(name) for name in ("short", "middle", "long")] == ["r64", "r128", "r256"]
-    t.run()
-    assert {key: t.served()[key] - before[key] for key in before} == {"r64": 1, "r128": 1, "r256": 1}
-
-
 def test_calls_go_to_a_larger_runtime_if_the_smallest_is_congested(family: Any) -> None:
     t = warmed(family(), devices=3)
     assert t.hot() == {"r64": 1, "r128": 1, "r256": 1}
@@ -125,16 +116,6 @@ def test_shortest_runtime_is_used_if_every_level_is_congested(family: Any) -> No
     assert all(end.ok for end in t.ended.values())
 
 
-def test_call_without_an_instance_of_its_runtime_uses_a_longer_one(family: Any) -> None:
-    t = family()
-    t.pilot("p1")
-    t.ask("long", tokens=256).run()
-    assert t.hot() == {"r256": 1}
-    t.ask("short", tokens=10).run(until=t.now + 3.0)
-    assert t.ended["short"].ok
-    assert t.served() == {"r256": 2}
-
-
 def test_call_of_a_lost_runtime_is_placed_again(family: Any) -> None:
     t = family(out_of_service=0.5)
     t.pilot("p1")
@@ -151,30 +132,7 @@ def test_call_of_a_lost_runtime_is_placed_again(family: Any) -> None:
     assert all(t.ended[f"c20-{n}"].ok for n in range(3))
 
 
-def test_calls_without_a_family_use_the_default_policy(family: Any) -> None:
-    t = family()
-    t.pilot("p1", devices=2)
-    t.context("other", declares="1 GB")
-    t.call("a", "b", context="other").call("c").run()
-    assert all(end.ok for end in t.ended.values())
-
-
 # ---- residency
-
-
-def test_devices_follow_the_lengths_of_the_calls(family: Any) -> None:
-    t = family(period_s=60.0)
-    t.pilot("p1", devices=10, memory="40 GB")
-    for minute in range(12):
-        tokens = 20 if minute < 6 else 256
-        for second in range(60):
-            t.many(4, tokens=tokens, name=f"m{minute}s{second}")
-            t.run(until=t.now + 1.0)
-        if minute == 5:
-            assert t.hot()["r64"] >= 6
-    assert t.hot()["r256"] >= 6
-    t.run()
-    assert all(end.ok for end in t.ended.values())
 
 
 def test_first_loads_of_a_new_family_cover_all_lengths(family: Any) -> None:
@@ -224,35 +182,6 @@ def test_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any) -
         t.run(until=t.now + 1.0)
     assert t.hot() == {"r256": 1, "r64": 1}
     t.run()
-
-
-def test_last_library_of_the_longest_runtime_stays(family: Any) -> None:
-    t = family(period_s=5.0)
-    t.pilot("p1", devices=3)
-    t.ask("first", tokens=256).run()
-    for second in range(60):
-        t.many(3, tokens=20, name=f"s{second}", run_s=0.5)
-        t.run(until=t.now + 1.0)
-    assert t.hot()["r256"] == 1
-    t.ask("long", tokens=200).run(until=t.now + 3.0)
-    assert t.ended["long"].ok
-
-
-def test_remaining_devices_are_planned_at_once(family: Any) -> None:
-    t = family(out_of_service=0.5)
-    t.pilot("p1")
-    t.ask("first", tokens=256).run()
-    t.pilot("p2")
-    t.pilot("p3")
-    for second in range(40):
-        t.many(4, tokens=20, name=f"s{second}")
-        t.run(until=t.now + 1.0)
-    assert t.hot() == {"r256": 1, "r64": 2}
-    t.kill(next(x.pilot.id for x in t.core.state.libraries.values() if x.context.recipe.key == "r256"))
-    t.ask("long", tokens=200)
-    t.run(until=t.now + 5.0)
-    assert t.hot() == {"r256": 1, "r64": 1}
-    assert t.ended["long"].ok
 
 
 def test_idle_context_leaves_for_a_runtime_without_an_instance(family: Any) -> None:
@@ -348,10 +277,6 @@ def test_requests_that_fit_no_other_runtime_are_demoted() -> None:
     short, long = demand(160, request_s=0.001), demand(0, request_s=0.002)
     assert allocation_cost_s((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
     assert allocate(2, [short, long]).instances == (1, 1)
-
-
-def test_longest_runtime_always_has_an_instance() -> None:
-    assert allocate(5, [demand(300, request_s=0.001), demand(0, request_s=0.004)]).instances == (4, 1)
 
 
 def test_shortage_of_devices_returns_the_number_of_filled_runtimes() -> None:

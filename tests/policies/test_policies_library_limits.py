@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
-from core.builders import Cluster, devices, recipe
-from core.desk import SESSION, restored
+from core.builders import Cluster, Make, devices, recipe
+from core.desk import SESSION
 from policies import stubs
 
 from stoker.contexts.recipe import LibraryLimits, Recipe
@@ -19,8 +19,6 @@ from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import Failure, FailureKind
-
-Make = Callable[..., Cluster]
 
 
 def limited(name: str = "a", *, least: int = 0, most: int = 0, keep_alive_s: float | None = None) -> Recipe:
@@ -127,19 +125,9 @@ def test_extra_library_is_loaded_for_a_call_that_no_library_can_run(cluster: Mak
     assert c.the_call("1").holder is not None
 
 
-def test_library_that_cannot_run_waiting_calls_is_replaced(cluster: Make) -> None:
-    c = cluster().define(limited(most=1)).join("p1", ends_in_s=86_400.0)
-    c.call("x", context="a").ready().wait(36_000).end("x", run_s=36_000.0).call("y", context="a").wait(60)
-    assert states(c) == [LibraryState.READY], "there is no other place"
-    c.join("p2", ends_in_s=86_400.0)
-    assert states(c) == [LibraryState.STOPPING]
-    unloaded(c).ready()
-    assert c.holders("y")[0].pilot.id == "p2"
-
-
 def test_library_is_replaced_only_for_a_better_place(cluster: Make) -> None:
     c = cluster().define(limited(most=1)).join("p1", "p2", ends_in_s=86_400.0)
-    c.tell("ana", say.DefineFunction("g", "g", b"code of g"))  # type: ignore[arg-type]
+    c.tell("ana", say.DefineFunction("g", "g", b"code of g"))
     c.calls(9, context="a", function="g").ready()
     for _ in range(9):
         c.end(*[name for name in c.ids if name not in c.ended and c.the_call(name).holder is not None])
@@ -149,14 +137,6 @@ def test_library_is_replaced_only_for_a_better_place(cluster: Make) -> None:
     c.join("p3", ends_in_s=86_400.0)
     unloaded(c).wait(1.1).ready()
     assert c.holders("y")[0].pilot.id == "p3"
-
-
-def test_idle_library_is_not_replaced_by_a_disconnected_one(cluster: Make) -> None:
-    c = cluster(pilots=2).define(limited(most=1)).call("x", context="a").ready().cut("p1").call("y", context="a")
-    c.wait(5).ready(only="p2").end("y")
-    assert c.library("p2", "a").state is LibraryState.READY
-    c.lose("p1")
-    assert c.holders("x")[0].pilot.id == "p2"
 
 
 # ---- keep-alive
@@ -195,12 +175,6 @@ def test_library_is_unloaded_after_keep_alive_and_reloaded(served: Cluster) -> N
     assert served.hears("p1", to_pilot.StartLibrary).recipe.key == "a"
 
 
-def test_library_without_a_limit_stays_and_no_timer_is_set(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
-    assert states(c.wait(100_000)) == [LibraryState.READY]
-    assert not keep_alive_timers(c)
-
-
 def test_calls_restart_the_keep_alive_with_one_timer(served: Cluster) -> None:
     for number in range(20):
         served.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}", run_s=0.0)
@@ -237,24 +211,6 @@ def test_zero_keep_alive_unloads_at_once_and_negative_is_refused(cluster: Make) 
     assert IdleTimers(1.0).fired(c.core.state, "somebody-else") == ()
 
 
-def test_libraries_that_become_idle_in_turn_cost_few_checks(cluster: Make) -> None:
-    c = cluster(pilots=40).define(limited(keep_alive_s=10.0)).calls(40, context="a").ready()
-    for number in range(40):
-        c.wait(0.01).end(str(number + 1))
-    fired = 0
-    while any(state is LibraryState.READY for state in states(c)):
-        before = set(keep_alive_timers(c))
-        c.wait(0.25)
-        fired += bool(before)
-    assert c.now < 12.0
-    assert fired < 60
-
-
-def test_timer_of_an_ended_library_has_no_effect(served: Cluster) -> None:
-    served.lose("p1").wait(10)
-    assert not keep_alive_timers(served)
-
-
 @pytest.mark.parametrize("keep_alive_s", [0.0, 5.0])
 def test_libraries_reserved_for_a_gang_are_not_idle(cluster: Make, keep_alive_s: float) -> None:
     c = cluster(pilots=2).define(limited(keep_alive_s=keep_alive_s), recipe("b", memory="8 GB"))
@@ -270,17 +226,8 @@ def test_libraries_reserved_for_a_gang_are_not_idle(cluster: Make, keep_alive_s:
 def test_libraries_reserved_in_vain_are_unloaded(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(keep_alive_s=5.0), recipe("b", memory="8 GB")).call("long", context="b")
     c.ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
-    c.tell("ana", say.Cancel([c.ids["g"]])).wait(5.1)  # type: ignore[list-item]
+    c.tell("ana", say.Cancel([c.ids["g"]])).wait(5.1)
     assert states(c) == [LibraryState.STOPPING]
-
-
-def test_call_that_must_run_alone_finds_its_library(cluster: Make) -> None:
-    c = cluster(pilots=1).define(limited(keep_alive_s=0.0)).call("x", context="a")
-    for number in (1, 2, 3):
-        c.ready().lose(f"p{number}").join(f"p{number + 1}").wait(30)
-    c.ready().wait(30)
-    assert c.holders("x")[0].pilot.id == "p4"
-    assert "runs alone from now on" in c.story(f"c-{c.the_call('x').id}")
 
 
 def test_changed_keep_alive_applies_at_once(cluster: Make) -> None:
@@ -353,17 +300,9 @@ def test_program_that_reconnects_has_its_limits_again(cluster: Make) -> None:
 
 
 def come_back(c: Cluster, client: str) -> None:
-    taken = c.core.state.clients[client].inbox.last  # type: ignore[index]
-    received = c.core.state.clients[client].first_unacked  # type: ignore[index]
+    taken = c.core.state.clients[client].inbox.last
+    received = c.core.state.clients[client].first_unacked
     c.tell(client, say.ClientHello(wire.VERSION, SESSION, received, acknowledged=taken), numbered=False)
-
-
-def test_manager_restored_from_a_snapshot_unloads_in_time(cluster: Make) -> None:
-    c = cluster(pilots=1).define(limited(most=1, keep_alive_s=5.0)).call("x", context="a").ready().end("x").wait(3)
-    c.core = restored(c.core)
-    assert c.context("a").limits == LibraryLimits(0, 1, 5.0)
-    assert states(c.wait(1.9)) == [LibraryState.READY]
-    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
 
 
 def test_calls_with_limits_are_refused_if_no_policy_honours_them(cluster: Make) -> None:
@@ -385,7 +324,7 @@ def test_calls_with_limits_are_refused_if_no_policy_honours_them(cluster: Make) 
 
 
 def source(**how: object) -> Source:
-    return Source("here", rule=Rule.DEMAND, most=4, first=0, least=0, idle_s=60.0, finish_within_s=1.0, **how)  # type: ignore[arg-type]
+    return Source("here", rule=Rule.DEMAND, most=4, first=0, least=0, idle_s=60.0, finish_within_s=1.0, **how)
 
 
 def came(c: Cluster, block: str, pilot: str) -> Cluster:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.builders import Cluster, recipe
 
 from benchmarks.baselines.loading import ROOT
 from benchmarks.baselines.scattered import AnyFree
@@ -113,31 +112,25 @@ def test_policy_class_decides_at_the_seams_of_its_methods(mine: Path) -> None:
     assert (never.name, never.about, made.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
     assert (type(made.dispatch), type(made.residency).__name__) == (HottestFirst, "Never")
     assert type(made.provisioning) is KeepBlocks
-    assert made.residency.provisioning is made.provisioning  # type: ignore[attr-defined]
+    assert made.residency.provisioning is made.provisioning
     first = find("mine.py:First", folder=mine).make()
     assert (type(first.dispatch).__name__, type(first.residency)) == ("First", LoadWhereWanted)
     both = find("mine.py:Both", folder=mine).make()
     assert both.dispatch is both.residency
     blocks = find("mine.py:Blocks", folder=mine).make()
     assert type(blocks.provisioning).__name__ == "Blocks"
-    assert blocks.residency.provisioning is blocks.provisioning  # type: ignore[attr-defined]
+    assert blocks.residency.provisioning is blocks.provisioning
 
 
 def test_policy_may_be_made_by_a_function(mine: Path) -> None:
     made = find("mine.py:patient", folder=mine).make()
-    assert made.residency.patience_s == 99.0  # type: ignore[attr-defined]
+    assert made.residency.patience_s == 99.0
     assert find("mine.py:patient", folder=mine).make().residency is not made.residency
     assert type(find("mine.py:everything", folder=mine).make().residency) is LoadWhereWanted
 
 
 def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
     assert type(find("mine.py:Helped", folder=mine).make().dispatch).__name__ == "Helped"
-
-
-def test_function_with_too_many_parameters_is_not_suggested(mine: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        find("mine.py:Nevr", folder=mine)
-    assert "with_settings" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +154,8 @@ def test_policy_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) 
     assert type(find("mine:First").make().dispatch).__module__ == "mine"
 
 
-def test_user_policy_decides(mine: Path) -> None:
-    here = Cluster(policies=find("mine.py:Never", folder=mine).make).define(recipe("a")).join("p1")
-    here.calls(3, context="a")
-    assert not here.core.state.libraries
-    here.check()
-
-
 FAULTS = {
-    "mine.py:Nevr": r"the module has no class or function Nevr; it has Never, .*, Nobody, .*, patient, everything$",
+    "mine.py:Nevr": r"the module has no class or function Nevr; it has .*Nobody, .*Helped, patient, everything$",
     "mine.py:value": r"the module has no class or function value",
     "mine.py:Half": r"it implements the residency seam, but lacks measured, idle, honours, period_s, round, rests, "
     r"timer, advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",
@@ -254,7 +240,7 @@ def test_session_keeps_its_policy_when_the_file_is_deleted(mine: Path, tmp_path:
     (mine / "mine.py").unlink()
     made = policies_of(folder)
     assert (type(made.dispatch).__name__, type(made.residency)) == ("First", WholeDevice)
-    assert made.residency.provisioning is made.provisioning  # type: ignore[attr-defined]
+    assert made.residency.provisioning is made.provisioning
     assert policies_of(folder).dispatch is not made.dispatch
 
 
@@ -291,7 +277,7 @@ def lab(tmp_path: Path) -> Iterator[Path]:
 def test_policy_in_a_package_imports_its_neighbours(lab: Path) -> None:
     before = list(sys.path)
     dispatch = find("lab/policies/fair.py:Few", folder=lab).make().dispatch
-    assert (dispatch.slots, type(dispatch).__module__) == (3, "lab.policies.fair")  # type: ignore[attr-defined]
+    assert (dispatch.slots, type(dispatch).__module__) == (3, "lab.policies.fair")
     assert sys.path == before
 
 
@@ -301,7 +287,7 @@ def test_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> Non
     keep_policies(folder, [site(dispatch=f"{lab}/lab/policies/fair.py:Few")])
     shutil.rmtree(lab)
     made = policies_of(folder).dispatch
-    assert made.slots == 3  # type: ignore[attr-defined]
+    assert made.slots == 3
     assert str(sys.modules["lab.limits"].__file__).startswith(str(tmp_path / "session" / "packages"))
     assert (folder.path / policy_file(read_chosen_policies(folder).dispatch)).is_file()
 
@@ -317,12 +303,12 @@ def test_packages_with_one_name_in_two_folders_stay_separate(lab: Path, tmp_path
     (other / "lab" / "limits.py").write_text("SLOTS = 7\n")
     places = (lab, other, lab)
     found = [find("lab/policies/fair.py:Few", folder=place).make().dispatch for place in places]
-    assert [each.slots for each in found] == [3, 7, 3]  # type: ignore[attr-defined]
+    assert [each.slots for each in found] == [3, 7, 3]
 
 
 def test_settings_are_keyword_arguments_of_the_policy(mine: Path) -> None:
     made = find("mine.py:Never", folder=mine).make(patience_s=7.0)
-    assert made.residency.patience_s == 7.0  # type: ignore[attr-defined]
+    assert made.residency.patience_s == 7.0
     with pytest.raises(ConfigError, match=r"First: the policy object cannot be created: TypeError: .*patience"):
         find("mine.py:First", folder=mine).make(patience_s=7.0)
 

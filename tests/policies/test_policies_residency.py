@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from benchmarks.baselines.loading import policy
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, OfPace, PaceAdvice
@@ -23,14 +22,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import CallProgress, FailureKind, Features, Objective
 from stoker.protocol.show_status import render
-from stoker.protocol.to_manager import DefineFunction
-
-Make = Callable[..., Cluster]
-
-
-def test_every_idle_device_is_used_before_the_first_measurement(cluster: Make) -> None:
-    c = cluster(pilots=5).define(recipe("a")).calls(3, context="a")
-    assert c.lives_on("a") == ["p1", "p2", "p3"]
 
 
 def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
@@ -48,19 +39,6 @@ def test_advice_from_history_counts_until_the_first_measurement(cluster: Make) -
     c.calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p2"]  # the calls take 30 s on one library or 15 s on two
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
-
-
-def test_short_calls_of_another_function_do_not_count(cluster: Make) -> None:
-    c = cluster(pilots=1).call("quick")
-    c.hot(run_s=0.001, load_s=1.0).join("p2").forget()
-    c.tell("ana", DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
-    c.calls(4, function="slow").wait(5)
-    assert c.lives_on() == ["p1", "p2"]
-
-
-def test_slow_start_makes_no_more_libraries_than_calls(cluster: Make) -> None:
-    c = cluster(pilots=4).define(recipe("a", slots=4)).calls(6, context="a")
-    assert len(c.lives_on("a")) == 2
 
 
 def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -> None:
@@ -117,13 +95,6 @@ def test_error_names_what_pilots_lack_for_a_context(
     assert said in c.call("c1", context="big").failure("c1").message
 
 
-def test_no_context_is_impossible_before_the_first_pilot(cluster: Make) -> None:
-    c = cluster().define(recipe("big", memory="17 GB")).call("c1", context="big")
-    assert c.ended == {}
-    c.join("p1", of=devices(1, kind="NVIDIA A100", memory="40 GB"))
-    assert c.lives_on("big") == ["p1"]
-
-
 def test_gpu_context_is_placed_by_device_memory_alone(cluster: Make) -> None:
     c = cluster().join("p1", of=devices(1, kind="NVIDIA A10", memory="24 GB"))
     c.define(recipe("a", memory="60 GB", device_memory_bytes=7 * 10**9)).call("1", context="a")
@@ -143,30 +114,6 @@ def test_starving_context_gets_devices_of_the_largest_holder(cluster: Make) -> N
     assert len(c.lives_on("b")) == 1
     c.ready().end("b1")
     assert c.ended["b1"].ok
-
-
-def test_two_queues_alternate_on_one_device(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
-    c.calls(50, context="a").ready().calls(50, context="b")
-    turns = []
-    for _ in range(60):
-        c.wait(1)
-        for library in list(c.core.state.libraries.values()):
-            if library.held:
-                c.end(*[c.names[id] for id in library.held], run_s=1.0)
-            if library.state is LibraryState.STOPPING:
-                c.die(library, failure=None)
-        c.ready()
-        turns += [x.context.recipe.key for x in c.core.state.libraries.values()]
-    changes = sum(a != b for a, b in pairwise(turns))
-    assert 3 <= changes <= 6  # the two contexts alternate on the device every ten seconds
-
-
-def test_wide_context_gets_devices_of_one_pilot(cluster: Make) -> None:
-    c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="8 GB"), recipe("wide", memory="8 GB", devices=2))
-    c.call("1", context="a").ready().end("1").call("2", context="wide")
-    c.die(c.library(context="a"), failure=None).ready().end("2")
-    assert c.ended["2"].ok
 
 
 def test_wide_context_gets_near_devices_of_one_kind(cluster: Make) -> None:
@@ -195,28 +142,6 @@ def test_library_ends_with_one_of_its_devices(cluster: Make) -> None:
     assert lost not in c.library(context="wide").devices
 
 
-def test_wait_of_a_context_for_a_disconnected_pilot_is_bounded(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a", memory="8 GB")).call("1", context="a").ready().end("1")
-    home = c.lives_on("a")[0]
-    c.cut(home).call("2", context="a").wait(10)
-    assert len(c.lives_on("a")) == 2
-
-
-def test_queue_that_shrinks_and_grows_is_examined_again(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a"))
-    c.call("x", context="a").hot(context="a", run_s=1.0, load_s=10.0).calls(100, context="a").join("p2", "p3")
-    held = len(c.lives_on("a"))
-    assert held == 3
-    for pilot in ("p2", "p3"):
-        c.lose(pilot)
-    while len(c.waiting("a")) > 5:
-        c.end(*c.held(context="a"), run_s=1.0)
-    c.core.state.timers.clear()  # the new pilot must cause the load, not a timer
-    c.by_hand = True
-    c.join("p4").forget().calls(30, context="a")
-    assert c.lives_on("a") == ["p1", "p4"]
-
-
 @pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
 def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies: Callable[[], Policies]) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
@@ -227,13 +152,6 @@ def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies:
     assert c.lives_on("a") == ["p1"]
     c.join("p2", of=devices(1), ends_in_s=600.0).wait(1)
     assert c.lives_on("b") == ["p2"]
-
-
-def test_no_more_libraries_are_evicted_while_room_is_being_made(cluster: Make) -> None:
-    c = cluster(pilots=2).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
-    c.calls(2, context="a").ready().end("1", "2").call("b1", context="b").wait(5)
-    states = sorted(x.state.value for x in c.context("a").libraries.values())
-    assert states == ["ready", "stopping"]
 
 
 def test_library_keeps_its_device_until_its_load_has_paid_off(cluster: Make) -> None:
@@ -302,13 +220,6 @@ def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, pol
     assert places(c, "host") == ["cpu:0"]
 
 
-def test_context_without_kinds_never_uses_spare_cores(cluster: Make) -> None:
-    c = cluster().join("p1", of=mixed()).define(recipe("a", device_memory_bytes=20 * GB)).call("first", context="a")
-    c.hot(context="a", run_s=60.0, load_s=1.0).calls(40, context="a").wait(600).call("bare").wait(600)
-    assert places(c, "a") == ["cuda:0"]
-    assert not any(x.devices[0].facts.spare for x in c.core.state.libraries.values())
-
-
 @pytest.mark.parametrize(("kinds", "first"), [(("NVIDIA", "cpu"), "cuda:0"), (("cpu", "NVIDIA"), "cpu:0")])
 def test_device_kinds_are_tried_best_first(cluster: Make, kinds: tuple[str, ...], first: str) -> None:
     c = cluster().join("p1", of=mixed(host="20 GB")).define(recipe("a", memory="2 GB", kinds=kinds))
@@ -324,14 +235,6 @@ def test_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> None
     assert places(c, "a") == ["cpu:0", "cpu:1"]
     assert c.ended["2"].failure.kind is FailureKind.NO_DEVICE
     assert "ask for 2 GPUs a node ([provider] gpus)" in c.ended["2"].failure.message
-
-
-def test_spare_cores_are_not_freed_for_contexts_excluded_from_them(cluster: Make) -> None:
-    c = cluster().join("p1", of=mixed(host="8 GB")).define(recipe("host", memory="8 GB", kinds=("cpu",)))
-    c.call("1", context="host").hot(context="host", run_s=1.0)
-    c.define(recipe("m", device_memory_bytes=20 * GB), recipe("n", device_memory_bytes=20 * GB))
-    c.call("2", context="m").hot(context="m", run_s=50.0).calls(9, context="m").call("3", context="n").wait(300)
-    assert places(c, "host") == ["cpu:0"]
 
 
 @pytest.mark.parametrize(("kinds", "where"), [((), "cpu:0"), (("NVIDIA",), "cuda:0")])
@@ -350,17 +253,6 @@ def test_blocks_are_computed_from_gpus_alone(cluster: Make) -> None:
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 7)).ready().end("w", run_s=6.0)
     c.calls(51, context="a")
     assert len(c.asked()) == 4  # 5 blocks with b1, each counted as one GPU: fifty calls of 6 s in 60 s
-
-
-def test_blocks_for_cpu_contexts_are_computed_from_spare_cores(cluster: Make) -> None:
-    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=0, most=10, keep_pending=10))
-    c.define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", device_memory_bytes=20 * GB))
-    c.call("w", context="host").asked()
-    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 8)).ready().end("w")
-    c.calls(16, context="host")
-    assert len(c.asked()) == 1, "eight run on b1, and eight on another block"
-    c.calls(3, context="a")
-    assert len(c.asked()) > 1, "GPUs count where others wait as well"
 
 
 def test_gang_on_cores_waits_until_a_pilot_reports_their_number(cluster: Make) -> None:
@@ -402,7 +294,7 @@ def keeps(c: Cluster, name: str) -> None:
 def slows(c: Cluster, name: str, share: float, *, best_ago_s: float = 50.0) -> Cluster:
     library = c.holders(name)[0]
     pace = PaceAdvice(50.0, 100.0, "step", 1.0, 50.0, share, best_ago_s)
-    c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))  # type: ignore[arg-type]
+    c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))
     if name == "1":  # call 2 reports progress in another place
         assert c.hears("ana", to_client.ProgressReports).reports[0].done == 50.0
     return c
@@ -418,7 +310,7 @@ def test_evicted_call_moves_to_a_free_device(packed: Cluster) -> None:
     assert ordered(c, "p2") == ["StartLibrary"]
     assert ordered(c, "p1") == ["EvictCall", "StopLibrary"]
     assert c.hears("p1", to_pilot.EvictCall).call == c.ids["2"]
-    c.report("p1", say.CallEvicted(old.id, CallProgress(c.ids["2"], 3.0, state=b"saved")))  # type: ignore[arg-type]
+    c.report("p1", say.CallEvicted(old.id, CallProgress(c.ids["2"], 3.0, state=b"saved")))
     c.report("p1", say.LibraryGone(old.id, None, False, (), ()))
     c.ready(only="p2")
     assert c.held("p2", "b") == ["2"]

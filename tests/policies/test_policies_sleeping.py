@@ -5,9 +5,7 @@ import pytest
 from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.recipe import LibraryLimits, Recipe
-from stoker.manager.core import actions
 from stoker.manager.core.nouns import Library, LibraryState
-from stoker.manager.core.seams import Sleep
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
@@ -27,7 +25,7 @@ def on_gpu(*names: str, gpus: int = 1, memory: str = "10 GB", sleepers: str = "2
 def serve(cluster: Cluster, *names: str, load_s: float = 10.0, **ready: object) -> Cluster:
     for name in names:
         cluster.call(f"first of {name}", context=name)
-        cluster.ready(load_s=load_s, memory="6 GB", sleeps=True, **ready).end(f"first of {name}").wait(1).forget()  # type: ignore[arg-type]
+        cluster.ready(load_s=load_s, memory="6 GB", sleeps=True, **ready).end(f"first of {name}").wait(1).forget()
     return cluster
 
 
@@ -54,25 +52,6 @@ def test_sleeping_model_wakes_instead_of_loading() -> None:
     c.asleep(of(c, "b"), keeps="1 GB", host="5 GB").awake(of(c, "a"), wake_s=0.4)
     assert c.runs("p1") == ["a2"]
     assert (c.context("a").wake_s, c.context("a").loads) == (0.4, 1)
-
-
-def test_wake_counts_as_a_load_for_the_number_of_libraries() -> None:
-    c = serve(on_gpu("a", "b", memory="7 GB"), "a")
-    c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1")
-    c.call("a2", context="a").forget()
-    c.calls(5, context="a").wait(5)
-    c.nothing_else_was_said()
-    assert c.story("a").count("lib-1 on p1: wakes") == 1
-
-
-def test_one_of_two_sleeping_libraries_wakes_for_one_call() -> None:
-    c = on_gpu("a", gpus=2, memory="7 GB").calls(2, context="a").ready(memory="6 GB", sleeps=True)
-    c.end("1", "2").forget()
-    for library in list(c.context("a").libraries.values()):
-        actions.apply(c.core.manager, Sleep(library.id), seam="residency")
-        c.asleep(library, keeps="1 GB", host="5 GB")
-    c.forget().call("a3", context="a")
-    assert sum(isinstance(message, to_pilot.WakeLibrary) for message in c.mail["p1"]) == 1
 
 
 @pytest.mark.parametrize("lacks", ["host memory", "sleep", "time", "an order"])
@@ -127,14 +106,6 @@ def test_cpu_library_sleeps_if_freed_caches_are_sufficient() -> None:
     assert c.hears("p1", to_pilot.StartLibrary).device_memory_bytes == 7 * GB
 
 
-def test_cpu_library_whose_weights_fill_the_device_ends() -> None:
-    c = Cluster().join("p1", of=devices(1, memory="10 GB"))
-    c.define(recipe("a", memory="8 GB"), recipe("b", memory="7 GB"))
-    c.call("a1", context="a").ready(memory="7 GB", sleeps=True).end("a1").forget()
-    c.call("b1", context="b")
-    c.hears("p1", to_pilot.StopLibrary)
-
-
 def test_measured_memory_of_a_sleeping_library_decides_next_time() -> None:
     c = Cluster().join("p1", of=devices(1, memory="10 GB"))
     c.define(recipe("a", memory="8 GB"), recipe("b", memory="7 GB"))
@@ -174,20 +145,6 @@ def test_gpu_library_sleeps_after_its_keep_alive() -> None:
     c.tell("ana", say.DefineRecipe(limited(c, "a", keep_alive_s=5.0)))
     serve(c, "a").wait(5)
     c.hears("p1", to_pilot.SleepLibrary)
-
-
-def test_cpu_library_ends_after_its_keep_alive() -> None:
-    c = Cluster().join("p1", of=devices(1, memory="10 GB")).define(recipe("a", memory="8 GB"))
-    c.tell("ana", say.DefineRecipe(limited(c, "a", keep_alive_s=5.0)))
-    c.call("a1", context="a").ready(memory="1 GB", sleeps=True).end("a1").forget().wait(6)
-    c.hears("p1", to_pilot.StopLibrary)
-
-
-def test_minimum_number_of_libraries_stays_awake() -> None:
-    c = on_gpu("a")
-    c.tell("ana", say.DefineRecipe(limited(c, "a", least=1, keep_alive_s=5.0)))
-    serve(c, "a").wait(60)
-    c.nothing_else_was_said()
 
 
 def test_context_that_failed_to_wake_sleeps_no_more() -> None:

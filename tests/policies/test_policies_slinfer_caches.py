@@ -6,38 +6,35 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.builders import Cluster, devices, recipe
+from core.builders import devices, recipe
+from policies.slinfer_lab import GB, SlinferLab
 
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import Needs
 from stoker.manager.core.story import tell_story
-from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.slinfer import slinfer
 from stoker.pilot.core.memory import token_cache
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 from stoker.protocol.calls import Features, Objective
 
-GB = 1_000_000_000
 SOON = Objective(ttft_s=10.0, tpot_s=1.0)
 CACHE = TokenCache(weights_bytes=4 * GB, token_bytes=1_000_000, tokens=1000)
 FIXED = TokenCache(weights_bytes=4 * GB, token_bytes=1_000_000, tokens=1000, is_fixed=True)
 
 
-class Lab(Cluster):
+class Lab(SlinferLab):
     """A cluster with a device of 20 GB, and models without a declared cache, for example GGUF files."""
 
     def __init__(self) -> None:
-        super().__init__(policies=lambda: slinfer(provisioning=TakeWhatComes()))
-        self.join("p1", of=devices(1, kind="gpu", memory="20 GB"))
+        super().__init__()
+        self.pilot_of("p1", "gpu")
 
     def models(self, *names: str, **needs: Any) -> Lab:
         self.define(*(recipe(name, slots=64, **needs) for name in names))
         return self
 
     def ask(self, *names: str, context: str = "a", tokens: int = 200) -> Lab:
-        features = Features(1, tokens - 100, 100, 0.0)
-        self.call(*names, context=context, features=features, objective=SOON)
+        self.call(*names, context=context, features=Features(1, tokens - 100, 100, 0.0), objective=SOON)
         self.wait(0.2)  # step times were requested, and no answer came
         return self
 
@@ -47,11 +44,6 @@ class Lab(Cluster):
         size = int(measured * GB)
         self.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, size, size, size, slots=64, cache=cache))
         return start.device_memory_bytes / GB
-
-    def offered(self, pilot: str = "p1") -> tuple[str, float]:
-        order = self.hears(pilot, to_pilot.RunCalls)
-        assert order.offer
-        return self.names[order.calls[0].call], order.reserve_bytes / GB
 
     def promised(self, context: str = "a") -> list[float]:
         return [library.promised_bytes / GB for library in self.context(context).libraries.values()]
@@ -68,34 +60,6 @@ def test_first_load_reserves_the_default_memory(lab: Lab) -> None:
     assert lab.promised() == [pytest.approx(5.25)]
 
 
-def test_reported_cache_grows_with_its_calls(lab: Lab) -> None:
-    lab.ask("1").loads()
-    lab.offered()
-    lab.ask("2", tokens=1000)
-    assert lab.offered() == ("2", 0.0)
-    lab.ask("3", tokens=800)
-    assert lab.offered() == ("3", pytest.approx(4 + 2 * 1.25))
-
-
-def test_two_models_share_a_device_once_their_caches_are_known(lab: Lab) -> None:
-    lab.ask("x").loads()
-    lab.offered()
-    lab.ask("y", context="b")
-    assert lab.loads() == pytest.approx(20 - 5.25 - 0.256)
-    assert lab.offered()[0] == "y"
-    assert (lab.promised(), lab.promised("b")) == ([pytest.approx(5.25)], [pytest.approx(5.25)])
-
-
-def test_later_load_reserves_the_reported_memory(lab: Lab) -> None:
-    lab.ask("x").loads()
-    lab.offered()
-    lab.end("x").wait(2.0)
-    assert lab.hears("p1", to_pilot.StopLibrary)
-    lab.forget()
-    lab.ask("y")
-    assert lab.loads() == pytest.approx(5.25)
-
-
 def test_measured_weights_count_if_they_are_larger(lab: Lab) -> None:
     lab.ask("x").loads(measured=6.0)
     assert lab.offered() == ("x", pytest.approx(6 + 1 * 1.25))
@@ -107,17 +71,9 @@ def test_another_kind_of_device_has_its_own_measurements(lab: Lab) -> None:
     lab.join("p2", of=devices(1, memory="9 GB")).ask("y")
     lab.offered()
     [library] = lab.holders("y")
-    lab.report("p1", say.CallsReturned(library.id, (lab.ids["y"],), refused="late"))  # type: ignore[arg-type]
+    lab.report("p1", say.CallsReturned(library.id, (lab.ids["y"],), refused="late"))
     assert lab.loads(pilot="p2") == 9.0
     assert lab.offered("p2")[0] == "y"
-
-
-def test_declared_memory_includes_the_reported_cache() -> None:
-    lab = Lab().models("a", device_memory_bytes=6 * GB)
-    assert lab.ask("x").loads() == 6.0
-    assert lab.offered() == ("x", 0.0)
-    lab.ask("2", tokens=2000)  # the declared 2 GB fit 2,000 tokens but not 2,200
-    assert lab.offered() == ("2", pytest.approx(4 + 2.2 * 1.25))
 
 
 def test_offers_stay_within_a_cache_that_cannot_be_resized(lab: Lab) -> None:
@@ -135,17 +91,8 @@ def test_offers_stay_within_a_cache_that_cannot_be_resized(lab: Lab) -> None:
     assert "cannot be resized" in str(tell_story(lab.core.state, f"lib-{library.id}"))
 
 
-def test_neighbour_is_not_evicted_for_a_fixed_cache(lab: Lab) -> None:
-    lab.ask("1", "2", tokens=450).loads(FIXED, measured=8.0)
-    lab.forget()
-    lab.ask("y", context="b").loads(measured=3.0)
-    lab.forget()
-    lab.ask("3", tokens=500)
-    assert not [each for each in lab.mail.get("p1", ()) if isinstance(each, to_pilot.EvictCall)]
-
-
 def test_manager_without_its_journal_learns_the_cache_size(lab: Lab) -> None:
-    facts = say.LibraryFacts(7, "a", ("cuda:0",), True, reserved_bytes=6 * GB, cache=FIXED)  # type: ignore[arg-type]
+    facts = say.LibraryFacts(7, "a", ("cuda:0",), True, reserved_bytes=6 * GB, cache=FIXED)
     old = lab._facts["p1"]
     hello = say.PilotHello(
         old.protocol, old.session, "host-p2", 7, devices(1, kind="gpu", memory="20 GB"), libraries=(facts,),

@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.toy import Toy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from policies import plain_pools
-from policies.stubs import fewer_rounds
 
-from stoker.manager.policies.prompt_tuner import prompt_tuner, scheduling
+from stoker.manager.policies.prompt_tuner import scheduling
 from stoker.manager.policies.prompt_tuner.scheduling import (
     FRONT,
     HOPEFUL,
@@ -25,10 +23,7 @@ from stoker.manager.policies.prompt_tuner.scheduling import (
     PoolJob,
     Promise,
     Walk,
-    by_deadline,
 )
-from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.protocol.calls import Objective
 
 
 class Devices:
@@ -109,30 +104,11 @@ def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
 
 
-def test_allotment_never_exceeds_the_devices(allot: Allot) -> None:
-    assert allot([job(1, 60.0, 100.0)], Pool(idle=1), now=0.0) == {}
-    assert allot([job(1, 200.0, 100.0)], Pool(idle=0), now=0.0) == {}
-
-
-def test_deadline_becomes_nearer_while_a_job_waits(allot: Allot) -> None:
-    late = job(1, 200.0, 100.0)
-    assert allot([late], Pool(idle=4), now=50.0) == {1: 1}
-    assert allot([late], Pool(idle=4), now=120.0) == {1: 2}
-    assert allot([late], Pool(idle=4), now=150.0) == {1: 3}
-
-
 def test_hopelessly_late_job_gets_only_unwanted_devices(allot: Allot) -> None:
     lost, hopeful = job(1, 10.0, 100.0), job(2, 300.0, 100.0)
     assert allot([lost, hopeful], Pool(idle=1), now=0.0) == {2: 1}
     assert allot([lost, hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
     assert allot([PoolJob(1, 0.0, (100.0,)), hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
-
-
-def test_device_of_a_late_job_is_not_idle(allot: Allot, order: Order) -> None:
-    lost = [job(1, 10.0, 100.0), job(2, 11.0, 100.0)]
-    assert allot(lost, Pool(idle=1, busy=(15.0,)), now=20.0) == {1: 1}
-    pools = {"a": Pool(idle=0, busy=(15.0,), cold_s=20.0)}
-    assert replicas(order({"a": [job(3, 90.0, 100.0)]}, pools, cold=8, now=20.0)) == {3: 3}
 
 
 def test_delayed_job_keeps_the_idle_device_that_it_needs_later(allot: Allot) -> None:
@@ -147,12 +123,6 @@ def test_job_waits_for_devices_returned_in_time_else_for_cold_ones(order: Order)
     assert ordered == Promise(1, 1, free_at=120.0)
     [ordered] = order({"a": [job(1, 200.0, 100.0)]}, {"a": pool}, cold=8, now=0.0, delay=False)["a"].values()
     assert ordered == Promise(1, 1, free_at=120.0)
-
-
-def test_two_jobs_cannot_wait_for_the_same_device(order: Order) -> None:
-    pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
-    found = order({"a": [job(1, 200.0, 100.0), job(2, 210.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)
-    assert found == {"a": {2: Promise(2, 1, free_at=120.0)}}
 
 
 def test_load_time_counts_and_idle_devices_are_used_first(order: Order) -> None:
@@ -177,17 +147,6 @@ def test_loading_replicas_are_not_ordered_again_and_keep_their_job(allot: Allot,
     assert allot([waiting, job(2, 400.0, 100.0)], coming, now=1.0) == {}
     come = Pool(idle=3, promised=(Promise(1, 2, beside=1, here=2),), cold_s=20.0)
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
-
-
-def test_unreserved_devices_are_available_to_all_jobs(allot: Allot) -> None:
-    assert allot([job(2, 400.0, 100.0)], Pool(idle=1, promised=(Promise(1, 2, beside=1),)), now=0.0) == {2: 1}
-
-
-def test_job_that_no_load_can_help_waits_for_returned_devices(order: Order) -> None:
-    soon = Pool(idle=0, busy=(10.0, 10.0, 10.0, 10.0), cold_s=20.0)
-    assert order({"a": [job(1, 40.0, 100.0)]}, {"a": soon}, cold=8, now=0.0) == {}
-    other = job(2, 60.0, 100.0)
-    assert list(order({"a": [job(1, 40.0, 100.0), other]}, {"a": soon}, cold=8, now=0.0)["a"]) == [2]
 
 
 def test_jobs_do_not_wait_for_devices_of_a_measuring_job(order: Order, allot: Allot) -> None:
@@ -254,38 +213,6 @@ busy = some.lists(some.floats(0.0, 400.0), max_size=8).map(tuple)
 pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60.0))
 
 
-@given(jobs, some.integers(0, 12), busy)
-def test_idle_devices_suffice_and_feasible_jobs_are_in_time(
-    waiting: list[PoolJob], idle: int, coming: tuple[float, ...]
-) -> None:
-    found = quick_allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
-    assert sum(found.values()) <= idle
-    by_id = {each.id: each for each in waiting}
-    for id, count in found.items():
-        one = by_id[id]
-        in_time = one.deadline_at and one.run_s[count - 1] <= one.deadline_at
-        assert in_time or one.will_miss_deadline(0.0) or not one.deadline_at
-        assert not in_time or count == 1 or one.run_s[count - 2] > one.deadline_at, "one fewer would have done"
-    left = idle - sum(found.values())
-    hopeful = [each for each in by_deadline(waiting) if each.id not in found and each.deadline_at]
-    assert not any(each.fewest(begins_at=0.0, most=left) for each in hopeful)
-
-
-@given(jobs, some.integers(0, 12), busy, some.integers(0, 16), some.floats(0.0, 60.0))
-def test_ordered_replicas_arrive_and_make_their_job_punctual(
-    waiting: list[PoolJob], idle: int, coming: tuple[float, ...], cold: int, cold_s: float
-) -> None:
-    pool = Pool(idle=idle, busy=coming, cold_s=cold_s)
-    ordered = quick_order({"a": waiting}, {"a": pool}, cold=cold, now=0.0).get("a", {})
-    assert sum(promise.replicas for promise in ordered.values()) <= cold
-    assert sum(promise.beside for promise in ordered.values()) <= idle
-    by_id = {each.id: each for each in waiting}
-    for id, promise in ordered.items():
-        assert promise.replicas >= 1
-        run_s = by_id[id].run_s[promise.replicas + promise.beside - 1]
-        assert cold_s + run_s <= by_id[id].deadline_at
-
-
 @given(jobs, pools, some.lists(some.integers(1, 3), max_size=4), some.floats(0.0, 400.0))
 def test_allotment_agrees_with_the_plain_algorithm(
     waiting: list[PoolJob], pool: Pool, kept: list[int], now: float
@@ -344,74 +271,3 @@ def test_number_of_orders_converges(again: int, order: Order) -> None:
     pool = Pool(idle=again, promised=tuple(ordered.values()), cold_s=20.0)
     cold = 30 - sum(promise.replicas for promise in ordered.values())
     assert order({"a": waiting}, {"a": pool}, cold=cold, now=0.05) == {}
-
-
-class Asked(msgspec.Struct, frozen=True):
-    after_s: float
-    context: str
-    items: int
-    gang: tuple[int, int]
-    due_in: float
-    drop_late: bool
-    kills: str
-
-
-calls = some.lists(
-    some.builds(
-        Asked,
-        after_s=some.sampled_from([0.0, 0.0, 0.3, 2.0]),
-        context=some.sampled_from(["a", "a", "b", "plain"]),
-        items=some.integers(1, 12),
-        gang=some.sampled_from([(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (3, 4)]),
-        due_in=some.sampled_from([0.0, 1.0, 4.0, 8.0, 20.0]),
-        drop_late=some.booleans(),
-        kills=some.sampled_from(["", "", "", "p1", "p2"]),
-    ),
-    min_size=1,
-    max_size=8,
-)
-settings_of = some.fixed_dictionaries(
-    {},
-    optional={
-        "delay": some.booleans(), "together": some.booleans(), "reuse": some.booleans(), "early": some.booleans(),
-        "window_s": some.sampled_from([0.5, 60.0]),
-    },
-)  # fmt: skip
-
-
-def run(asked: list[Asked], *, told: bool, how: dict[str, Any]) -> Toy:
-    t = Toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how)))
-    t.by_hand = told
-    for name in ("p1", "p2"):
-        t.pilot(name, devices=2)
-    for key in ("a", "b", "plain"):
-        t.context(key, load_s=1.0, declares="5 GB")
-        if told:
-            t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 5)}, meet_s=0.2)
-    for n, one in enumerate(asked):
-        t.run(until=t.now + one.after_s)
-        if one.kills:
-            t.kill(one.kills) if t.pilots[one.kills].alive else None
-            t.pilot(f"{one.kills}-{n}", devices=2)
-        gang, due_in = (one.gang, one.due_in) if one.context != "plain" else ((1, 1), 0.0)
-        objective = Objective(deadline_at=t.now + due_in if due_in else 0.0, drop_late=one.drop_late)
-        work = {"items": one.items, "run_s": float(one.items), "shared": True, "meet_s": 0.2, "step_s": 1.0}
-        t.call(str(n), context=one.context, gang=gang, objective=objective, **work)
-    return t.run(limit_s=1000.0)
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(calls, some.booleans(), settings_of)
-def test_every_call_ends_and_gang_members_start_together(asked: list[Asked], told: bool, how: dict[str, Any]) -> None:
-    t = run(asked, told=told, how=how)
-    assert len(t.ended) == len(asked)
-    for n, one in enumerate(asked):
-        end = t.ended[str(n)]
-        assert end.ok or (one.drop_late and one.due_in), end
-    began: dict[tuple[int, float], list[tuple[int, int]]] = {}
-    for pilot in t.pilots.values():
-        for at, call, rank, size in pilot.began:
-            began.setdefault((call, at), []).append((rank, size))
-    for (call, at), parts in began.items():
-        assert sorted(rank for rank, _ in parts) == list(range(parts[0][1])), f"call {call} began by half at {at}"
-    t.check()

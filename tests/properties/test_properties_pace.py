@@ -86,20 +86,6 @@ def test_time_left_is_near_the_truth_after_a_while(work):
     assert all(0.5 < left_s / true_s < 2.0 for left_s, true_s in found)
 
 
-def test_pace_of_the_demo_is_steady():
-    """Two devices return eight claims every 5 s and every 8 s."""
-    pace, done, left, arrivals = WorkPace(0.0), 0, [], sorted([*range(5, 200, 5), *range(8, 200, 8)])
-    for now in range(10, 200, 10):
-        while arrivals and arrivals[0] <= now:
-            pace.add(8, float(arrivals.pop(0)))
-            done += 8
-        left.append(pace.left_s(600 - done, float(now)))
-    known = [each for each in left if each is not None]
-    assert len(known) >= 18
-    assert all(after < 1.3 * before for before, after in itertools.pairwise(known))
-    assert abs(pace.per_second(200.0) - 8 * (1 / 5 + 1 / 8)) < 0.8
-
-
 def test_rate_falls_when_no_results_arrive():
     pace = WorkPace(0.0)
     for second in range(1, 61):
@@ -125,14 +111,6 @@ def test_no_rate_is_shown_before_the_first_burst_is_complete():
 def test_time_left_is_shown_in_words():
     words = [format_time_left(seconds) for seconds in (None, 0.0, 25.2, 760.0, 11_400.0)]
     assert words == ["", "left 0:00", "left 0:25", "left 12:40", "left 3 h 10 min"]
-
-
-def test_simultaneous_results_are_counted():
-    pace = WorkPace(100.0)
-    pace.add(1, 100.0)
-    assert pace.left_s(10, 100.0) is None
-    pace.add(9, 110.0)
-    assert pace.left_s(10, 120.0) is not None
 
 
 def test_slow_first_result_is_soon_forgotten():

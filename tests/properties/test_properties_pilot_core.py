@@ -14,24 +14,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
+from stoker.pilot.core import events
 from stoker.pilot.core.commands import SetTimer, Tell
-from stoker.pilot.core.events import (
-    Farewell,
-    FetchFailure,
-    HelloDue,
-    LibraryGarbled,
-    LibraryHungUp,
-    ObjectArrived,
-    ObjectLost,
-    Observation,
-    Observed,
-    ProcessEnded,
-    ProcessMade,
-    Tick,
-    TimerFired,
-    UnacknowledgedFacts,
-    WalltimeKnown,
-)
 from stoker.pilot.core.state import SLEEPS
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
@@ -112,7 +96,7 @@ class Pilot(RuleBasedStateMachine):
     @rule(number=libraries, running=st.booleans(), grace_s=st.sampled_from((0.0, 10.0)))
     def cancel(self, number: int, running: bool, grace_s: float) -> None:
         calls = tuple(self.believed.get(number, ()))[::2]
-        self.pilot.hear(order.CancelCalls(LibraryId(number), calls, running, grace_s))  # type: ignore[arg-type]
+        self.pilot.hear(order.CancelCalls(LibraryId(number), calls, running, grace_s))
         self.settle()
 
     @rule(number=libraries, drain=st.booleans())
@@ -148,7 +132,7 @@ class Pilot(RuleBasedStateMachine):
     @rule(between=st.booleans())
     def greet(self, between: bool) -> None:
         """Send a hello and update the beliefs of the manager; the pilot ignores orders sent before the answer."""
-        self.pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
+        self.pilot.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
         state = self.pilot.core.state
         listed = {number: list(library.held) for number, library in state.libraries.items()}
         assert listed == {number: list(self.believed.get(number, ())) for number in listed}
@@ -161,7 +145,7 @@ class Pilot(RuleBasedStateMachine):
     # ---- processes
     @rule(number=libraries, loaded=st.booleans(), device=st.integers(0, 30))
     def load(self, number: int, loaded: bool, device: int) -> None:
-        self.pilot.give(ProcessMade(LibraryId(number), 1)).say(number, to_agent.Hello(number, 1))
+        self.pilot.give(events.ProcessMade(LibraryId(number), 1)).say(number, to_agent.Hello(number, 1))
         if loaded:
             self.pilot.say(number, to_agent.Loaded(1.0, GIB, GIB, device * GIB, sleeps=device % 3 > 0))
         self.settle()
@@ -172,18 +156,18 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, every=st.integers(1, 3), ok=st.booleans())
     def end(self, number: int, every: int, ok: bool) -> None:
-        self.pilot.say(number, to_agent.RunsEnded([CallEnd(call, ok=ok) for call in self.some(number, every)]))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.RunsEnded([CallEnd(call, ok=ok) for call in self.some(number, every)]))
         self.settle()
 
     @rule(number=libraries, every=st.integers(1, 3), answers=st.integers(0, 3))
     def give_back(self, number: int, every: int, answers: int) -> None:
-        self.pilot.say(number, to_agent.GivenBack(tuple(self.some(number, every)), order=answers))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.GivenBack(tuple(self.some(number, every)), order=answers))
         self.settle()
 
     @rule(number=libraries, size=st.integers(-1, 40))
     def evict(self, number: int, size: int) -> None:
         call = self.some(number, 1)[0]
-        self.pilot.say(number, to_agent.RunEvicted(CallProgress(call)), to_agent.Resized(size * GIB))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.RunEvicted(CallProgress(call)), to_agent.Resized(size * GIB))
         self.settle()
 
     @rule(number=libraries, run=st.integers(1, 2), count=st.integers(0, 5), taken=st.integers(0, 9))
@@ -199,12 +183,14 @@ class Pilot(RuleBasedStateMachine):
     def die(self, number: int, every: int, signal: int, fails: bool) -> None:
         running = tuple(self.some(number, every))
         cause = "no process" if fails else ""
-        self.pilot.give(ProcessEnded(LibraryId(number), signal, running=running, cause=cause))  # type: ignore[arg-type]
+        self.pilot.give(events.ProcessEnded(LibraryId(number), signal, running=running, cause=cause))
         self.settle()
 
     @rule(number=libraries, garbled=st.booleans())
     def break_socket(self, number: int, garbled: bool) -> None:
-        self.pilot.give(LibraryGarbled(LibraryId(number), "x") if garbled else LibraryHungUp(LibraryId(number)))
+        self.pilot.give(
+            events.LibraryGarbled(LibraryId(number), "x") if garbled else events.LibraryHungUp(LibraryId(number))
+        )
         self.settle()
 
     @rule(number=libraries, every=st.integers(1, 3), ran_s=seconds, over=st.sampled_from((0, GIB)))
@@ -212,7 +198,7 @@ class Pilot(RuleBasedStateMachine):
         seen = [(call, ran_s) for call in self.some(number, every)]
         library = self.pilot.core.state.libraries.get(LibraryId(number))
         ends_for_others = library is None or library.is_killed or bool(over or library.hung_up_at)
-        self.pilot.give(Observed([Observation(LibraryId(number), seen, over)]))  # type: ignore[arg-type]
+        self.pilot.give(events.Observed([events.Observation(LibraryId(number), seen, over)]))
         if library is not None and library.is_killed and not ends_for_others and library.stuck:
             others = [call for call, _ in seen if call in library.held and call not in library.stuck]
             assert not others, "a call that runs is not killed for one that does not stop"
@@ -222,7 +208,11 @@ class Pilot(RuleBasedStateMachine):
     @rule(comes=st.booleans(), in_cache=st.booleans())
     def object_news(self, comes: bool, in_cache: bool) -> None:
         (self.pilot.cache.add if in_cache else self.pilot.cache.discard)("weights")
-        self.pilot.give(ObjectArrived("weights", GIB) if comes else ObjectLost("weights", FetchFailure("nowhere")))
+        self.pilot.give(
+            events.ObjectArrived("weights", GIB)
+            if comes
+            else events.ObjectLost("weights", events.FetchFailure("nowhere"))
+        )
         self.settle()
 
     @rule(after_s=seconds)
@@ -230,13 +220,13 @@ class Pilot(RuleBasedStateMachine):
         self.pilot.wait(after_s)
         for key in [key for key, at in self.timers.items() if at <= self.pilot.now]:
             del self.timers[key]
-            self.pilot.give(TimerFired(key))
-        self.pilot.give(Tick())
+            self.pilot.give(events.TimerFired(key))
+        self.pilot.give(events.Tick())
         self.settle()
 
     @rule(left_s=st.sampled_from((5.0, 1000.0)))
     def walltime(self, left_s: float) -> None:
-        self.pilot.give(WalltimeKnown(left_s))
+        self.pilot.give(events.WalltimeKnown(left_s))
         self.settle()
 
     @invariant()
@@ -257,7 +247,7 @@ class Pilot(RuleBasedStateMachine):
         assert state.host_claims.keys() <= {library.number for library in asleep}
 
     def teardown(self) -> None:
-        self.pilot.give(Farewell())
+        self.pilot.give(events.Farewell())
         self.settle()
         assert not any(self.believed.values()), "nothing that was accepted is forgotten"
 

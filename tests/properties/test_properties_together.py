@@ -77,7 +77,7 @@ class Cores(RuleBasedStateMachine):
     @rule(back=st.integers(1, 12), running=st.booleans())
     def cancel(self, back: int, running: bool) -> None:
         call = self.cluster.ids[f"c{max(0, self.count - back)}"]
-        self.cluster.tell("ana", say.Cancel([call], running))  # type: ignore[list-item]
+        self.cluster.tell("ana", say.Cancel([call], running))
 
     # ---- the connections
     @rule(name=names, count=st.integers(1, 6))

@@ -15,32 +15,14 @@ from core.builders import Cluster, devices
 from core.desk import SESSION
 
 from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
-from stoker.manager.core.events import Event as ManagerEvent
 from stoker.manager.core.nouns import Device, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, Unload, View
 from stoker.manager.core.sleepers import host_bytes
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.manager.policies.sleeping import may_sleep
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
-from stoker.pilot.core import commands
+from stoker.pilot.core import commands, events
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import (
-    CacheListed,
-    Event,
-    Farewell,
-    FromManager,
-    HelloDue,
-    LibraryPrepared,
-    ObjectArrived,
-    Observation,
-    Observed,
-    OfferWeighed,
-    Pinned,
-    Signalled,
-    SourceFailed,
-    Tick,
-    TimerFired,
-)
 from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, to_library, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -210,7 +192,9 @@ class Wired:
         self._flush()
         self.is_connected = True
         self.tell(
-            HelloDue(collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache))
+            events.HelloDue(
+                collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, tuple(self.cache)
+            )
         )
 
     def cut(self) -> None:
@@ -225,9 +209,9 @@ class Wired:
         order = self.down.popleft()
         self._note_crossing(order)
         if not self.is_over:
-            self.queue.handle(FromManager(order))
+            self.queue.handle(events.FromManager(order))
             if lists_cache and isinstance(order, to_pilot.StartLibrary) and order.recipe.objects:
-                self.queue.handle(CacheListed(self.cache))
+                self.queue.handle(events.CacheListed(self.cache))
             self.flush()
         return True
 
@@ -247,7 +231,7 @@ class Wired:
             case _:
                 pass
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: events.Event) -> None:
         self.queue.handle(event)
         self.flush()
 
@@ -282,9 +266,9 @@ class Wired:
                 if number in self.processes:
                     self.processes[number].hear(message)
             case commands.Prepare(ordered=ordered):
-                self.queue.handle(LibraryPrepared(ordered.library))
+                self.queue.handle(events.LibraryPrepared(ordered.library))
             case commands.PinObjects(library=number, objects=refs):
-                self.queue.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in self.cache}))
+                self.queue.handle(events.Pinned(number, {ref.name: ref.name for ref in refs if ref.name in self.cache}))
             case commands.StartFetch(order=order):
                 self.fetching[order.object.name] = order
             case commands.StopFetch(name=name):
@@ -297,16 +281,16 @@ class Wired:
                     self.processes[number].die()
             case commands.Observe(library=number):
                 running = self.processes[number].calls[:1] if number in self.processes else []
-                self.queue.handle(Observed([Observation(number, [(call, 0.0) for call in running])]))
+                self.queue.handle(events.Observed([events.Observation(number, [(call, 0.0) for call in running])]))
             case commands.WeighOffer(order=order):
-                self.queue.handle(OfferWeighed(order))
+                self.queue.handle(events.OfferWeighed(order))
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
             case commands.Leave():
                 self.is_over = True
                 ran = {number: tuple(process.calls[:1]) for number, process in self.processes.items()}
                 self.processes.clear()
-                self.queue.handle(Farewell(ran))
+                self.queue.handle(events.Farewell(ran))
             case _:
                 pass
 
@@ -331,11 +315,11 @@ class Wired:
         else:
             if not order.origin:
                 for id in lacking:
-                    self.queue.handle(SourceFailed(name, "it does not have it", id))
+                    self.queue.handle(events.SourceFailed(name, "it does not have it", id))
                 return
         del self.fetching[name]
         self.cache[name] = size
-        self.queue.handle(ObjectArrived(name, size))
+        self.queue.handle(events.ObjectArrived(name, size))
 
     def works(self, *, ends: int = 1) -> None:
         """Let each process load, run `ends` calls, and carry out orders."""
@@ -346,14 +330,14 @@ class Wired:
         self.settle()
 
     def signal(self) -> None:
-        self.tell(Signalled("it got SIGTERM"))
+        self.tell(events.Signalled("it got SIGTERM"))
 
     def time_passes(self) -> None:
         if not self.is_over:
             for key in self.timers.due(self.cluster.now):
-                self.tell(TimerFired(key))
-            self.tell(CacheListed(self.cache))
-            self.tell(Tick())
+                self.tell(events.TimerFired(key))
+            self.tell(events.CacheListed(self.cache))
+            self.tell(events.Tick())
 
     def validate(self) -> None:
         """Check that device memory is not reserved or used twice."""
@@ -375,14 +359,7 @@ class Together(Cluster):
         self.wired: dict[str, Wired] = {}
         self.crossed: Counter[str] = Counter()
         """Answers that the manager may refuse because its order arrived too late, counted by reason."""
-        super().__init__(policies=policies)
-
-    def give(self, event: ManagerEvent) -> list[Command]:
-        """Handle an event without the state check of `Desk`, which the state machine runs after each rule."""
-        commands = self.core.handle(event, self.now)
-        self.past.append((self.now, event))
-        self.did.append(commands)
-        return commands
+        super().__init__(policies=policies, validates=False)  # the state machine validates after each rule
 
     def _post(self, orders: list[Command]) -> None:
         rest = []

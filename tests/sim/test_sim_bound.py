@@ -14,7 +14,6 @@ from sim.worlds import NOW, calls, model, simulate, source, world
 
 from benchmarks.baselines.forgetful import OneCallEach
 from benchmarks.baselines.loading import policy
-from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
@@ -24,7 +23,7 @@ from stoker.manager.sim.bound import Bound, Limit, lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World, limited
-from stoker.protocol.ids import RecipeKey, make_call_id
+from stoker.protocol.ids import RecipeKey
 from stoker.site import BASELINES, Duration, Size
 
 GB = 1_000_000_000
@@ -92,26 +91,12 @@ def test_bound_equals_a_known_reachable_optimum(name: str) -> None:
         assert simulate(small, arrivals)[1].ended_at == pytest.approx(optimum, abs=1e-3)
 
 
-def test_bound_uses_the_duration_of_each_call() -> None:
-    small, arrivals = world(source(1), model(item_cv=0.8)), calls(60)
-    for seed in (1, 2):
-        stream = Stream(seed, "calls")
-        optimum = 10.0 + sum(stream.factor(make_call_id(client=0, sequence=n), cv=0.8) for n in range(60))
-        assert lower_bound(small, arrivals, seed=seed).ends_at == pytest.approx(optimum, abs=1e-3)
-        assert simulate(small, arrivals, seed=seed)[1].ended_at == pytest.approx(optimum, abs=1e-3)
-
-
 # ---- worlds with a known optimum
 
 
 def test_removed_devices_count_until_their_removal() -> None:
     pool = source([(0.0, 2), (30.5, 1)])
     assert lower_bound(world(pool, model()), calls(100)).ends_at == pytest.approx(30.5 + 59.0, abs=1e-3)
-
-
-def test_returning_devices_must_load_again() -> None:
-    pool = source([(0.0, 1), (40.0, 0), (45.0, 1)])
-    assert lower_bound(world(pool, model()), calls(50)).ends_at == pytest.approx(45.0 + 10.0 + 20.0, abs=1e-3)
 
 
 def test_blocks_that_end_at_their_walltime_lose_a_load_each() -> None:
@@ -127,23 +112,6 @@ def test_device_loads_as_many_libraries_at_once_as_it_has_room_for(memory_gb: in
     context = model(memory_gb=memory_gb, awareness=Awareness.DISK)
     both = [Arrival(0.0, name) for name in "ab" for _ in range(30)]
     assert lower_bound(several([1.0], {"a": context, "b": context}), both).ends_at == pytest.approx(optimum, abs=1e-3)
-
-
-def test_calls_of_all_libraries_of_a_device_share_its_speed() -> None:
-    both = [Arrival(0.0, name) for name in "ab" for _ in range(50)]
-    for memory_gb in (4, 8, 16):
-        small = several([1.0], dict.fromkeys("ab", model(memory_gb=memory_gb)))
-        assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 100.0, abs=1e-3)
-
-
-def test_calls_run_on_the_devices_that_are_fast_for_them() -> None:
-    def good_on(kind: str) -> ContextModel:
-        times = {"": Duration(10.0), kind: Duration(1.0)}
-        return ContextModel(device_memory_bytes=Size(16 * GB), load_s={"": Duration(10.0)}, item_s=times)
-
-    small = several([1.0, 1.0], {"a": good_on("gpu0"), "b": good_on("gpu1")})
-    both = [Arrival(0.0, name) for name in "ab" for _ in range(50)]
-    assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 50.0, abs=1e-3)
 
 
 def test_files_read_for_each_call_use_the_shared_storage() -> None:
@@ -288,7 +256,7 @@ def made(name: str) -> Policies:
 
 @given(
     small=worlds(), some=arrivals_of, seed=st.integers(0, 3),
-    names=st.lists(st.sampled_from(TRIED), min_size=3, max_size=3, unique=True),
+    names=st.lists(st.sampled_from(TRIED), min_size=2, max_size=2, unique=True),
 )  # fmt: skip
 @settings(max_examples=240, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_policy_ends_before_the_bound(

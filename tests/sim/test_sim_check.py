@@ -64,7 +64,7 @@ def test_impossible_calls_are_refused() -> None:
         ({"gang": (0, 2)}, "wants an impossible gang of 0 to 2"),
     ):
         with pytest.raises(ConfigError, match=f"^call 0 {said}"):
-            list(in_order(here, [Arrival(0.0, "llm", **wrong)]))  # type: ignore[arg-type]
+            list(in_order(here, [Arrival(0.0, "llm", **wrong)]))
 
 
 def test_gang_larger_than_the_number_of_libraries_is_refused() -> None:
@@ -96,7 +96,7 @@ def test_call_longer_than_the_life_of_every_block_is_refused() -> None:
 def test_gangs_early_ends_and_checkpoints_shorten_a_call() -> None:
     four = world(source(4, walltime_s=Duration(60.0)), model(gang_s=Duration(2.0)))
     for shorter in ({"gang": (1, 4)}, {"items_done": 20}):
-        assert list(in_order(four, [Arrival(0.0, "llm", 60, **shorter)]))  # type: ignore[arg-type]
+        assert list(in_order(four, [Arrival(0.0, "llm", 60, **shorter)]))
     with pytest.raises(ConfigError, match="60 items take 52 s after a load of 10 s"):
         list(in_order(four, [Arrival(0.0, "llm", 60, gang=(2, 2), fixed_s=20.0)]))
     kept = world(source(1, walltime_s=Duration(60.0)), model(), delays=replace(NOW, progress_s=Duration(5.0)))

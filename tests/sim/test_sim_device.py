@@ -14,7 +14,7 @@ from stoker.contexts.step_times import StepSeconds
 from stoker.manager.core.seams import Load, Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.agenda import Agenda
-from stoker.manager.sim.client import NO_OBJECTIVE, Arrival
+from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.device import RunningWork, SimulatedDevice
 from stoker.manager.sim.log import Happened, TokenTimes
 from stoker.manager.sim.run import Simulation
@@ -76,17 +76,6 @@ def test_calls_slow_down_only_if_they_exceed_the_device(
         assert [found[str(number)] for number in range(len(works))] == pytest.approx(expected)
 
 
-def test_device_is_busy_while_at_least_one_call_runs() -> None:
-    clock = Clock()
-    clock.begin("a", 10.0)
-    clock.begin("b", 10.0, at=5.0)
-    clock.begin("c", 4.0, at=30.0)
-    clock.agenda.at(32.0, lambda: busy.append(clock.device.busy_s(32.0)))
-    busy: list[float] = []
-    clock.run()
-    assert [*busy, clock.device.busy_s(40.0)] == pytest.approx([22.0, 24.0])
-
-
 @pytest.mark.parametrize("pool", [1, [(0.0, 1), (20.0, 0), (40.0, 1)]], ids=["stays", "lost"])
 def test_busy_time_of_a_device_never_exceeds_its_held_time(pool: int | list[tuple[float, int]]) -> None:
     simulation, outcome = simulate(world(source(pool), model(slots=4)), calls(100))
@@ -134,7 +123,7 @@ class Twice(LoadWhereWanted):
         super().__init__(provisioning=provisioning)
         self.promise = promise
 
-    def wanted(self, view, context):  # type: ignore[no-untyped-def]
+    def wanted(self, view, context):
         load = [
             Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), self.promise)
             for device in view.devices()
@@ -229,28 +218,6 @@ def test_engines_take_turns_like_in_the_core(contexts: int, seed: int) -> None:
     calls = range(len(first), outcome.calls)
     assert [ttft[call] for call in calls] == pytest.approx([one.ttft_s for one in expected], abs=1e-4)
     assert [late[call] for call in calls] == pytest.approx([one.late_s for one in expected], abs=1e-4)
-
-
-def test_device_computes_for_one_engine_at_a_time() -> None:
-    alone = requests(20, from_s=40.0, every_s=0.5)
-    both = together(alone, requests(20, seed=2, from_s=40.0, every_s=0.5, context="other"))
-    busy = [simulate(shared(2), arrivals)[1].busy_s for arrivals in (alone, both)]
-    # two engines have smaller batches and never compute two steps at once
-    assert 1.5 * busy[0] < busy[1] < 2.5 * busy[0]
-
-
-def test_engine_with_objectives_precedes_one_without() -> None:
-    idle = [
-        Arrival(60.0, "other", input_length=16, output=2000, objective=NO_OBJECTIVE) for _ in range(8)
-    ]  # fmt: skip
-    urgent = requests(10, from_s=60.0, every_s=3.0)
-    first = Arrival(0.0, "other", input_length=8, output=1)
-    late = [
-        max(values(simulate(shared(2), together([first], urgent, more))[0].log, Happened.TOKEN_LATE).values())
-        for more in ([], idle)
-    ]
-    assert late[0] < late[1] < late[0] + 0.5
-    assert late[1] < 0
 
 
 def test_hopelessly_late_library_starves_no_other() -> None:

@@ -8,7 +8,7 @@ from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
-from stoker.pilot.core.state import Stage, StoppingCall
+from stoker.pilot.core.state import StoppingCall
 from stoker.protocol import to_pilot as order
 from stoker.protocol.calls import CallOptions, CallSpec, Features
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
@@ -53,7 +53,7 @@ def test_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
 def world_of(**more: object) -> SimPilot:
     made = msgspec.structs.replace(model(), device_memory_bytes=Size(10**9), **more)
     sim = Simulation(world(source(1), made), [], default_policies())
-    sim.handle = lambda _event: None  # type: ignore[method-assign, assignment]  # no manager
+    sim.handle = lambda _event: None  # no manager
     pilot = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
     sim.pilots[pilot.id] = pilot
     pilot.join()
@@ -72,21 +72,6 @@ def step(pilot: SimPilot, until: float) -> None:
         pass
 
 
-def test_growth_waits_for_the_shrink_that_makes_room() -> None:
-    pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
-    load(pilot, 1, size=half)
-    load(pilot, 2, size=half)
-    step(pilot, 100.0)
-    ledger = pilot.core.state.ledger
-    pilot.hear(order.ResizeLibrary(LibraryId(2), half + 10**9))
-    pilot.hear(order.ResizeLibrary(LibraryId(1), 2 * 10**9))
-    step(pilot, 101.9)
-    assert (ledger.held(LibraryId(1)), ledger.held(LibraryId(2))) == (half, half), "2 GB take 2 s"
-    step(pilot, 102.1)
-    assert (ledger.held(LibraryId(1)), ledger.held(LibraryId(2))) == (2 * 10**9, half + 10**9)
-    ledger.validate()
-
-
 def test_library_that_ends_during_a_resize_frees_its_device() -> None:
     pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
     load(pilot, 1, size=half)
@@ -96,15 +81,3 @@ def test_library_that_ends_during_a_resize_frees_its_device() -> None:
     step(pilot, 200.0)
     assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == int(GPU.memory_bytes)
     assert pilot.busy_s(200.0) == 0.0
-
-
-def test_library_starts_after_the_library_it_replaces_is_gone() -> None:
-    pilot, whole = world_of(), int(GPU.memory_bytes)
-    load(pilot, 1, size=whole)
-    step(pilot, 100.0)
-    load(pilot, 2, size=whole)
-    assert pilot.core.state.libraries[LibraryId(2)].stage is Stage.WAITING
-    pilot.hear(order.StopLibrary(LibraryId(1), "room is needed"))
-    assert pilot.core.state.libraries[LibraryId(2)].stage is Stage.STARTING
-    step(pilot, 200.0)
-    assert pilot.core.state.libraries[LibraryId(2)].stage is Stage.READY

@@ -11,7 +11,6 @@ from stoker.chance import Stream
 from stoker.errors import ConfigError
 from stoker.manager.policies import default_policies
 from stoker.manager.policies.arlo import arlo
-from stoker.manager.policies.named import named
 from stoker.manager.policies.slinfer import slinfer
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
@@ -53,26 +52,15 @@ def test_call_to_a_family_may_use_runtimes_that_are_long_enough() -> None:
         list(of_lengths(world, [Arrival(0.0, "bert", input_length=257)]))
 
 
-def test_each_call_runs_in_its_own_runtime_without_variants() -> None:
-    world = encoders(source(2), r64=0.05, r256=0.2)
-    run = Simulation(world, of_lengths(world, asked(2.0, from_s=0.0, to_s=60.0)), named("default").make())
-    outcome = run.run()
-    assert not outcome.failed
-    contexts = run.core.state.contexts
-    assert contexts["r64"].served > contexts["r256"].served > 0
-
-
 def test_number_of_blocks_follows_the_tail_latency() -> None:
     pool = source(6, init_blocks=1, min_blocks=1, keep_pending=1, rule=Rule.OPPORTUNISTIC)
     world = encoders(pool, r64=0.05, r256=0.2)
-    calls = [*asked(14.0, from_s=0.0, to_s=300.0), *asked(1.0, from_s=300.0, to_s=700.0)]
-    busy, whole = (Simulation(world, of_lengths(world, calls), arlo()) for _ in range(2))
-    busy.run(until_s=280.0)
-    assert 2 <= len(busy.core.state.pilots) <= 4
-    outcome = whole.run()
-    assert outcome.complete
-    assert not outcome.failed
-    assert len(whole.core.state.pilots) == 1
+    calls = [*asked(14.0, from_s=0.0, to_s=150.0), *asked(1.0, from_s=150.0, to_s=450.0)]
+    run = Simulation(world, of_lengths(world, calls), arlo())
+    outcome = run.run()
+    assert (outcome.complete, outcome.failed) == (True, {})
+    assert 2 <= list(run.log.what).count(Happened.PILOT_CAME) <= 4
+    assert len(run.core.state.pilots) == 1
 
 
 GB = 1_000_000_000
@@ -117,24 +105,8 @@ def run(world: World, arrivals: list[Arrival], **settings: Any) -> Simulation:
     return simulation
 
 
-def test_light_load_of_several_models_on_one_device_is_in_time() -> None:
-    arrivals = traffic(3, seconds=60, every_s=1.0)
-    found = late(run(models(3), arrivals))
-    assert len(found) == len(arrivals)
-    assert all(value <= 0 for value in found)
-
-
-def test_each_call_ends_once_under_overload() -> None:
-    arrivals = traffic(8, seconds=30, every_s=0.05, output=100)
-    simulation = run(models(8, memory_gb=12), arrivals)
-    found = late(simulation)
-    assert len(found) == len(arrivals)
-    dropped = sum(math.isinf(value) for value in found)
-    assert 0 < dropped < len(found)
-
-
 def test_calls_accepted_by_a_pilot_are_in_time_under_any_load() -> None:
-    arrivals = traffic(4, seconds=30, every_s=0.06, output=60)
+    arrivals = traffic(4, seconds=8, every_s=0.06, output=60)
     found = [value for value in late(run(models(4, resize_s=0.0, memory_gb=200), arrivals)) if value < math.inf]
     assert sum(value <= 0 for value in found) >= 0.97 * len(found)
     by_default = Simulation(models(4, resize_s=0.0, memory_gb=200), arrivals, default_policies(), seed=0)
@@ -152,7 +124,7 @@ def test_requests_that_outgrow_their_estimates_get_a_larger_cache() -> None:
 
 
 def test_repeated_run_is_identical() -> None:
-    arrivals = traffic(6, seconds=20, every_s=0.1)
+    arrivals = traffic(6, seconds=5, every_s=0.1)
     digests = {run(models(6, memory_gb=12), arrivals).log.digest() for _ in range(2)}
     assert len(digests) == 1
 
@@ -167,11 +139,3 @@ def test_each_model_has_its_own_device_without_sharing() -> None:
 def _pilots_used(simulation: Simulation) -> set[int]:
     log = simulation.log
     return {pilot for what, pilot in zip(log.what, log.pilot, strict=True) if what == Happened.LIBRARY_STARTED}
-
-
-@pytest.mark.parametrize("keep_alive_s", [0.5, 5.0])
-def test_unused_instance_is_unloaded_after_its_keep_alive(keep_alive_s: float) -> None:
-    arrivals = [Arrival(30.0, "model-0", input_length=8, output=1), Arrival(60.0, "model-0", input_length=8, output=1)]
-    log = run(models(1), arrivals, keep_alive_s=keep_alive_s).log
-    ended = [at for what, at in zip(log.what, log.at_s, strict=True) if what == Happened.LIBRARY_ENDED]
-    assert ended[0] == pytest.approx(30.0 + LOAD_S + keep_alive_s, abs=0.3)

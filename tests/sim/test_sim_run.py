@@ -14,44 +14,17 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.core.events import Event
 from stoker.manager.core.seams import Load, Policies, Unload
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
-from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.sim.agenda import Agenda, cancel
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation, SimulationError
-from stoker.manager.sim.world import ContextModel, Files, Links, Rate
+from stoker.manager.sim.world import Files, Links, Rate
 from stoker.protocol import to_agent
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.site import Duration, Size
 
 GB = 1_000_000_000
-
-
-@pytest.mark.parametrize(
-    ("pilots", "context", "some", "ended_at", "loads"),
-    [
-        (1, model(), calls(100), 10.0 + 100.0, 1),
-        (4, model(), calls(100), 10.0 + 25.0, 4),
-        (1, model(awareness=Awareness.NONE), calls(20), 20 * 11.0, 20),
-        (1, model(warm_items=10, warm_item_s=Duration(0.5)), calls(4, items=4), 10.0 + 16.0 + 5.0, 1),
-    ],
-    ids=["one device", "devices share", "no awareness", "warm-up"],
-)
-def test_sweep_ends_at_the_computed_time(
-    pilots: int, context: ContextModel, some: list[Arrival], ended_at: float, loads: int
-) -> None:
-    run, outcome = simulate(world(source(pilots), context), some)
-    assert (outcome.complete, outcome.calls) == (True, len(some))
-    assert outcome.items == sum(call.items for call in some)
-    assert outcome.ended_at == pytest.approx(ended_at)
-    assert Counter(run.log.what)[Happened.LIBRARY_READY] == loads
-
-
-def test_device_that_is_twice_as_fast_takes_half_the_time() -> None:
-    small = world(source(1), model())
-    _, outcome = simulate(replace(small, devices={"gpu": replace(small.devices["gpu"], speed=2.0)}), calls(100))
-    assert outcome.ended_at == pytest.approx(10.0 + 50.0)
 
 
 def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
@@ -66,15 +39,9 @@ def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
     assert outcome.ended_at == pytest.approx(10.0 + 143.0)
 
 
-def test_preempted_block_loses_its_running_calls_which_end_once() -> None:
-    pool = source([(0.0, 2), (30.5, 1)])
-    run, outcome = simulate(world(pool, model()), calls(100))
-    assert (outcome.calls, outcome.failed, outcome.rerun_calls, outcome.lost_pilots) == (100, {}, 1, 1)
-    ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
-    assert set(ended.values()) == {1}
-    # Two libraries run from 10 s to 30.5 s: each ends 20 calls and loses half a call. One library runs the other 60
-    # calls.
-    assert outcome.ended_at == pytest.approx(90.0, abs=0.6)
+def test_first_items_of_a_process_take_longer() -> None:
+    _, outcome = simulate(world(source(1), model(warm_items=10, warm_item_s=Duration(0.5))), calls(4, items=4))
+    assert outcome.ended_at == pytest.approx(10.0 + 16.0 + 5.0)
 
 
 def test_walltime_ends_a_block_and_the_next_block_continues() -> None:
@@ -84,37 +51,6 @@ def test_walltime_ends_a_block_and_the_next_block_continues() -> None:
     assert (outcome.complete, outcome.failed, outcome.rerun_calls) == (True, {}, 0)
     assert counted[Happened.PILOT_CAME] == 3  # each pilot has 100 s: 10 s to load the context, and 20 s in reserve
     assert counted[Happened.CALL_BEGAN] == 150
-
-
-def test_pilots_of_several_sources_may_take_long_to_boot() -> None:
-    def stuck(now_s: float, ended: int) -> None:
-        assert ended, f"the policy asks to be woken at {now_s:g} s again and again"
-
-    slow = source(1, boot_s=Duration(50.0), keep_pending=1)
-    two = replace(world(slow, model()), sources=(slow, replace(slow, name="other")))
-    _, outcome = simulate(two, calls(20), tell=stuck)
-    assert outcome.ended_at == pytest.approx(50.0 + 10.0 + 10.0)
-
-
-def test_calls_that_arrive_one_by_one_start_more_blocks() -> None:
-    run, _ = simulate(world(source(3), model()), calls(100, every_s=0.1))
-    came = [at for at, what in zip(run.log.at_s, run.log.what, strict=True) if what == Happened.PILOT_CAME]
-    assert len(came) == 3
-    assert came[-1] <= 1.0  # all pilots join before the first library is loaded
-
-
-def test_files_are_read_once_and_passed_on() -> None:
-    files = (Files("weights", Size(10 * GB)),)
-    links = Links(shared=Rate(1.0 * GB), network=Rate(1.0 * GB))
-    run, outcome = simulate(world(source(16), model(load_s=0.0, files=files), links=links), calls(16, items=100))
-    moved = dict.fromkeys((Happened.BYTES_SHARED, Happened.BYTES_PEER), 0.0)
-    for what, value in zip(run.log.what, run.log.value, strict=True):
-        if what in moved:
-            moved[Happened(what)] += value
-    assert moved[Happened.BYTES_SHARED] == pytest.approx(10 * GB)
-    assert moved[Happened.BYTES_PEER] == pytest.approx(15 * 10 * GB)
-    # the transfers take between one and two times the time of one copy
-    assert 110.0 <= outcome.ended_at <= 100.0 + 2 * 10.0
 
 
 def test_all_pilots_read_the_shared_files_without_awareness() -> None:
@@ -150,11 +86,11 @@ def test_timer_never_fires_a_fraction_of_a_microsecond_early() -> None:
         assert steps < 20, "time stands still"
 
     never_fits = model(load_s=1 / 3, item_s=4000.0, item_cv=0.01)
-    simulate(world(pool, never_fits), calls(2, items=2), until_s=80_000.0, tell=tell)
+    simulate(world(pool, never_fits), calls(2, items=2), until_s=30_000.0, tell=tell)
 
 
 class _Twice(LoadWhereWanted):
-    def wanted(self, view, context):  # type: ignore[no-untyped-def]
+    def wanted(self, view, context):
         device = next(iter(view.devices()), None)
         if device is None:
             return ()
@@ -177,7 +113,7 @@ class _Odd(HottestFirst):
         super().__init__()
         self.answer = answer
 
-    def pull(self, view, library):  # type: ignore[no-untyped-def]
+    def pull(self, view, library):
         return self.answer
 
 
@@ -206,23 +142,15 @@ def _without_timers() -> Policies:
     """Return the default policies without timers, so that no event remains."""
 
     class Once(LoadWhereWanted):
-        def wanted(self, view, context):  # type: ignore[no-untyped-def]
+        def wanted(self, view, context):
             return [action for action in super().wanted(view, context) if type(action).__name__ != "Timer"]
 
     class Still(KeepBlocks):
-        def demand(self, view):  # type: ignore[no-untyped-def]
+        def demand(self, view):
             return [action for action in super().demand(view) if type(action).__name__ != "Timer"]
 
     provisioning = Still()
     return Policies(HottestFirst(), Once(provisioning=provisioning), provisioning)
-
-
-def test_one_library_serves_a_queue_where_a_second_would_pay() -> None:
-    _, free = simulate(world(source(2), model(load_s=1.0)), calls(100))
-    run, bounded = simulate(world(source(2), model(load_s=1.0, max_libraries=1)), calls(100))
-    assert run.core.state.contexts["llm"].loads == 1
-    assert bounded.ended_at == pytest.approx(1.0 + 100.0, abs=1.0)
-    assert free.ended_at < 60.0
 
 
 @pytest.mark.parametrize(("keep_alive_s", "least", "loads"), [(30.0, 0, 2), (30.0, 1, 1), (3600.0, 0, 1), (None, 0, 1)])
@@ -232,14 +160,6 @@ def test_context_is_loaded_again_after_its_keep_alive(keep_alive_s: float | None
     run, outcome = simulate(world(source(1), context), [Arrival(0.0, "llm"), Arrival(100.0, "llm")])
     assert run.core.state.contexts["llm"].loads == loads
     assert outcome.ended_at == pytest.approx(101.0 + 10.0 * (loads - 1), abs=0.1)
-
-
-def test_policy_without_support_for_limits_refuses_the_calls() -> None:
-    run = Simulation(world(source(1), model(max_libraries=1)), calls(3), prompt_tuner())
-    run.run()
-    [(why, count)] = run.client.failed.items()
-    assert "leave out max_libraries" in why
-    assert count == 3
 
 
 class Recorded(Simulation):
@@ -275,21 +195,16 @@ def test_random_numbers_depend_only_on_seed_purpose_and_index() -> None:
     assert len({Stream(seed, purpose).uniform(3) for seed in (1, 2) for purpose in ("a", "b")}) == 4
 
 
-def test_random_numbers_are_uniform() -> None:
+def test_random_numbers_are_uniform_and_factors_have_their_spread() -> None:
     stream = Stream(5, "x")
     drawn = [stream.uniform(n) for n in range(20_000)]
     assert all(0.0 < number < 1.0 for number in drawn)
     assert fmean(drawn) == pytest.approx(0.5, abs=0.01)
     assert pstdev(drawn) == pytest.approx(12**-0.5, abs=0.01)
-
-
-@pytest.mark.parametrize("cv", [0.1, 0.5, 1.0])
-def test_factors_have_mean_one_and_the_requested_spread(cv: float) -> None:
-    stream = Stream(5, "x")
-    drawn = [stream.factor(n, cv=cv) for n in range(50_000)]
-    assert fmean(drawn) == pytest.approx(1.0, abs=0.02)
-    assert pstdev(drawn) == pytest.approx(cv, rel=0.06)
-    assert Stream(5, "x").factor(9, cv=0.0) == 1.0
+    for cv in (0.1, 1.0):
+        factors = [stream.factor(n, cv=cv) for n in range(20_000)]
+        assert (fmean(factors), pstdev(factors)) == (pytest.approx(1.0, abs=0.03), pytest.approx(cv, rel=0.08))
+    assert stream.factor(9, cv=0.0) == 1.0
 
 
 def test_events_happen_in_order_of_time_and_then_of_insertion() -> None:

@@ -11,7 +11,7 @@ from sim.engines import step_times
 
 from stoker.contexts.batching import BatchLimits, Step
 from stoker.contexts.step_times import StepSample, StepSeconds, StepTimes, times_of
-from stoker.manager.sim.batch_run import RequestEnd, TimedRequest, batch_run
+from stoker.manager.sim.batch_run import TimedRequest, batch_run
 from stoker.manager.sim.log import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 
@@ -154,33 +154,6 @@ def linear() -> StepTimes:
     prefill = [StepSample(True, 2**power, 2**power / 2, 0.001 * 2**power) for power in range(8)]
     decode = [StepSample(False, rows, length, 0.01 + 0.001 * rows) for rows in (1, 2, 4, 8) for length in (8, 512)]
     return times_of([*prefill, *decode])
-
-
-def test_single_request_reads_its_prompt_and_then_writes() -> None:
-    [end] = batch_run(linear(), SMALL_LIMITS, [TimedRequest(1.0, prompt=32, tokens=11)])
-    assert end == RequestEnd(pytest.approx(1.032), pytest.approx(1.032 + 10 * 0.011))
-
-
-def test_long_prompt_is_read_in_parts_between_decode_steps() -> None:
-    steps: list[bool] = []
-    first, second = batch_run(
-        linear(), SMALL_LIMITS, [TimedRequest(0.0, 16, 9), TimedRequest(0.016, 128, 1)],
-        took=lambda step, _: steps.append(step.prefill),
-    )  # fmt: skip
-    assert steps[:5] == [True, False, True, False, True]
-    assert second.ended_at == second.first_at == pytest.approx(0.016 + 2 * (0.011 + 0.064))
-    assert first.ended_at > second.ended_at
-
-
-def test_request_waits_for_a_free_row() -> None:
-    ends = batch_run(linear(), BatchLimits(rows=1), [TimedRequest(0.0, 8, 5), TimedRequest(0.0, 8, 1)])
-    assert ends[1].first_at == pytest.approx(ends[0].ended_at + 0.008)
-
-
-def test_margin_makes_every_step_longer() -> None:
-    requests = [TimedRequest(0.0, 20, 7), TimedRequest(0.0, 30, 3)]
-    plain, wide = (batch_run(linear(), SMALL_LIMITS, requests, margin=margin) for margin in (0.0, 0.1))
-    assert [end.ended_at * 1.1 for end in plain] == pytest.approx([end.ended_at for end in wide])
 
 
 def test_request_that_can_never_run_is_refused() -> None:

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
 from itertools import islice, pairwise
-from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
@@ -33,7 +29,7 @@ BURSTS = Bursts(
     context="llm", rate_per_s=1.0, burst_rate_per_s=20.0, calm_s=Duration(40.0), burst_s=Duration(10.0), count=40_000
 )
 DAY = Diurnal(
-    context="llm", rate_per_s=10.0, swing=0.8, period_s=Duration(600.0), peak_s=Duration(150.0), for_s=Duration(6000.0)
+    context="llm", rate_per_s=10.0, swing=0.8, period_s=Duration(600.0), peak_s=Duration(150.0), for_s=Duration(2400.0)
 )
 SHAPES: tuple[Generated, ...] = (
     SweepCalls(context="llm", inputs=1_000, items=10),
@@ -82,29 +78,12 @@ def test_calls_do_not_depend_on_the_number_requested_before() -> None:
     assert list(islice(arrivals(many, seed=5), 20)) == list(arrivals(few, seed=5))
 
 
-def test_another_process_makes_the_same_calls() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", "from sim import test_sim_workload as t; print(t.digest_of(t.SHAPES))"],
-        capture_output=True, text=True, check=True, timeout=60,
-        env=os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[1])},
-    ).stdout  # fmt: skip
-    assert said.strip() == digest_of(SHAPES)
-
-
 def test_poisson_gaps_are_exponential() -> None:
     calls = arrivals(Poisson(context="llm", rate_per_s=50.0, count=40_000), seed=2)
     gaps = [after.at_s - before.at_s for before, after in pairwise(calls)]
     assert fmean(gaps) == pytest.approx(1 / 50, rel=0.02)
     # 1/e of the gaps of a Poisson process exceed the mean
     assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)
-
-
-def test_workload_ends_at_its_time_or_its_number_of_calls() -> None:
-    both = Poisson(context="llm", rate_per_s=10.0, for_s=Duration(100.0), count=50)
-    assert len(list(arrivals(both, seed=2))) == 50
-    timed = list(arrivals(msgspec.structs.replace(both, count=0), seed=2))
-    assert len(timed) == pytest.approx(1000, rel=0.15)
-    assert 90.0 < timed[-1].at_s < 100.0
 
 
 def test_bursts_have_the_mean_rate_of_both_states_and_are_clustered() -> None:
@@ -124,7 +103,7 @@ def test_bursts_start_in_a_state_with_its_share_of_time() -> None:
 
 def test_daily_load_peaks_at_the_requested_time() -> None:
     calls = list(arrivals(DAY, seed=4))
-    assert len(calls) == pytest.approx(60_000, rel=0.02)
+    assert len(calls) == pytest.approx(24_000, rel=0.03)
     # the peak is between the first two quarters
     by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)
     assert by_quarter[0] == pytest.approx(by_quarter[1], rel=0.05)
@@ -156,13 +135,6 @@ def test_lengths_have_the_requested_mean_and_spread() -> None:
     assert {call.expected_output for call in calls} == {3}
     assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}
     assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
-
-
-def test_calls_name_their_possible_numbers_of_libraries() -> None:
-    shape = read({"kind": "poisson", "context": "a", "rate": 5.0, "count": 9, "gang": [2, 4]})
-    assert isinstance(shape, Poisson)
-    assert {call.gang for call in arrivals(shape, seed=1)} == {(2, 4)}
-    assert {call.gang for call in arrivals(SHAPES[2], seed=1)} == {(1, 1)}
 
 
 def test_settings_are_parsed_by_their_type() -> None:
