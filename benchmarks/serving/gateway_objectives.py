@@ -267,11 +267,11 @@ def simulated_replays(
     Only `margin`, the factor on step times in the shadow validation, then makes a forecast wrong.
     """
     before = turns.OVERESTIMATE
-    turns.OVERESTIMATE = validation.OVERESTIMATE = margin
+    _set_margin(margin)
     try:
         late = simulated(requests, named("slinfer").make(), delayed, objective)
     finally:
-        turns.OVERESTIMATE = validation.OVERESTIMATE = before
+        _set_margin(before)
     accepted = [each < math.inf for each in late]
     refused = [number for number, is_accepted in enumerate(accepted) if not is_accepted]
     found: dict[str, float] = {"met": share_met(late), "late": 0, "harm": 0, "of": 0}
@@ -282,6 +282,11 @@ def simulated_replays(
         found["late"] += again[at] > 0
         found["harm"] += again[at] <= 0 and any(again[n] > 0 >= late[n] for n in some if n != at)
     return found
+
+
+def _set_margin(margin: float) -> None:
+    for module in (turns, validation):
+        vars(module)["OVERESTIMATE"] = margin
 
 
 def share_met(late: Sequence[float]) -> float:
