@@ -173,8 +173,8 @@ def _mean_verdicts(of: FindResult, name: str) -> Iterator[Verdict]:
     for other, said in tables.MEAN_LESS[name].items():
         found = tuple(_reduction_findings(of, cases, other, said, mean_ms))
         yield Verdict(f"{figure}: the mean is below {other}'s by", f"{said:.1f} %", found)
-    lowest = tuple(_below_each(of, cases, read, mean_ms, "`{}` is below it in {}") for read in BOTH)
-    yield Verdict(f"{figure}: the mean is below each other one, in each run", "yes", lowest)
+    lowest = tuple(_below_each(of, cases, read, mean_ms, "`{}` is below Arlo in {}") for read in BOTH)
+    yield Verdict(f"{figure}: the mean is below each other system's, in each run", "yes", lowest)
     order = tuple(_order_finding(of, cases, read) for read in BOTH)
     yield Verdict(f"{figure}: means in the order Arlo, DT, INFaaS, ST, in each run and reading", "yes", order)
 
@@ -232,7 +232,7 @@ def _table_3_verdicts(of: FindResult) -> Iterator[Verdict]:
                 other = theirs if theirs == ARLO_EVEN else read(theirs)
                 both = measured_pairs(of, cases, read(ARLO), other)
                 found.append(_in_interval(said, Interval.of(what(b) / what(a) for a, b in both), unit=" times"))
-            bar = f"Table 3: the {name} of `{theirs}` in relation to Arlo's"
+            bar = f"Table 3: the {name} of `{theirs}` divided by Arlo's"
             yield Verdict(bar, f"{said:.1f} times", tuple(found))
 
 
@@ -245,7 +245,7 @@ def _table_4_verdicts(of: FindResult, devices: int) -> Iterator[Verdict]:
             findings = tuple(_in_interval(by, each, unit=" %") for each in found)
             yield Verdict(f"{table}: RS's {name} is below `{theirs}`'s by", f"{by:.1f} %", findings)
     order = tuple(_in_all_runs(_rs_is_lowest(of, cases, read)) for read in BOTH)
-    yield Verdict(f"{table}: RS's mean and 98th percentile are above no other", "yes", order)
+    yield Verdict(f"{table}: RS's mean and 98th percentile are the lowest", "yes", order)
 
 
 def _rs_is_lowest(of: FindResult, cases: Sequence[Case], read: Reading) -> Iterator[bool]:
@@ -262,8 +262,8 @@ def _figure_8_verdicts(of: FindResult) -> Iterator[Verdict]:
         pairs = [[pair for one in several for pair in measured_pairs(of, cases, read(ARLO), one)] for read in BOTH]
         shares = (Interval.of(100 * one.devices / theirs.devices for one, theirs in each) for each in pairs)
         found = tuple(_in_interval(said, each, unit=" %") for each in shares)
-        yield Verdict(f"Figure 8: Arlo's GPUs in relation to {other}'s", f"{said:.1f} %", found)
-    fewer = tuple(_below_each(of, cases, read, lambda one: one.devices, "not `{}` in {}") for read in BOTH)
+        yield Verdict(f"Figure 8: Arlo's GPUs divided by {other}'s", f"{said:.1f} %", found)
+    fewer = tuple(_below_each(of, cases, read, lambda one: one.devices, "not below `{}` in {}") for read in BOTH)
     yield Verdict("Figure 8: Arlo uses fewer GPUs than each other system, in each run", "yes", fewer)
 
 
@@ -283,12 +283,12 @@ def _figure_11_verdicts(of: FindResult) -> Iterator[Verdict]:
         yield Verdict(f"Figure 11, {count} runtimes: requests above the objective", f"{said:.1f} %", found)
     two = [late(read, 2) for read in BOTH]
     served = tuple(Finding() if each is None else Finding(f"{each.text()} %", each.low > 50) for each in two)
-    yield Verdict("Figure 11: with 2 runtimes more than half are above it", "yes", served)
+    yield Verdict("Figure 11, 2 runtimes: more than half of the requests are above the objective", "yes", served)
     said = tables.FIGURE_11[16][0] / tables.FIGURE_11[8][0]
     both = ((results(read, 8), results(read, 16)) for read in BOTH)
     ratios = [Interval.of(b[each].mean_ms / a[each].mean_ms for each in a if each in b) for a, b in both]
     found = tuple(_in_interval(said, each, digits=2) for each in ratios)
-    yield Verdict("Figure 11: the mean with 16 runtimes in relation to that with 8", f"{said:.2f}", found)
+    yield Verdict("Figure 11: the mean with 16 runtimes divided by the mean with 8", f"{said:.2f}", found)
 
 
 def _measured_verdicts(records: Records) -> Iterator[Verdict]:
@@ -299,11 +299,11 @@ def _measured_verdicts(records: Records) -> Iterator[Verdict]:
         table_2 = Finding(f"{mean:.3f} s", mean < tables.BAR_TABLE_2_S, f"the longest took {max(seconds):.2f} s")
         largest = Interval.of(each.ms for each in measured.dispatching if each.instances == 1200)
         is_met = largest is not None and largest.high <= tables.FIGURE_9_MS
-        why = "" if is_met else "in Python; the paper's is in C++"
+        why = "" if is_met else "our code is Python, the paper's is C++"
         figure_9 = Finding(f"{interval_text(largest, 2)} ms", is_met, why)
     bar = f"Table 2, 1,000 GPUs, 16 runtimes: under {tables.BAR_TABLE_2_S} s in the mean of 20"
     yield Verdict(bar, f"{tables.TABLE_2[1000, 16]} s", (table_2,))
-    bar = "Figure 9: 2,400 requests, 1,200 instances, dispatched in"
+    bar = "Figure 9: time to dispatch 2,400 requests to 1,200 instances"
     yield Verdict(bar, f"{tables.FIGURE_9_MS} ms", (figure_9,))
 
 

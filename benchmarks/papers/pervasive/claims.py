@@ -170,8 +170,8 @@ def gains_in_short(found: Found) -> str:
     told = []
     for batch in BATCHES:
         ratios = [one for values in pairs(found.predictions, batch=batch).values() for one in values]
-        shown = f"in calls of {batch:,} it does {range_text(ratios, '.2f')} times as much"
-        told.append(f"{shown}, less than partial in {sum(one < 1.0 for one in ratios)} of {len(ratios)}")
+        shown = f"in calls of {batch:,} full completes {range_text(ratios, '.2f')} times as many"
+        told.append(f"{shown}, fewer than partial in {sum(one < 1.0 for one in ratios)} of {len(ratios)} pairs")
     return "; ".join(told)
 
 
@@ -189,8 +189,8 @@ BAR = 0.05
 """Our bar: maximum deviation from proportionality to capacity, as a share of all inferences."""
 _RULES = {
     "connected": "GPUs that are connected; inferences when their call ends (the paper's counting)",
-    "hot": "GPUs that hold the context, until the last call is handed out; the same",
-    "evenly": "the same GPUs; inferences evenly from a call's beginning to its end",
+    "hot": "GPUs that hold the context, until the last call is dispatched; inferences as above",
+    "evenly": "GPUs as above; inferences evenly over their call's duration",
 }
 
 
@@ -245,7 +245,7 @@ def disks_summary(found: Found) -> str:
     starts = sorted({run.from_s for run in inside})
     when = f", all with the first GPU gone at {' or '.join(f'{at_s:.0f} s' for at_s in starts)}" if starts else ""
     values = [done for case in every for done in case.done]
-    return f"""If workers of a node share its disk, partial does {range_text(values)} in calls of {BATCH}, and the
+    return f"""If a node's workers share its disk, partial completes {range_text(values)} in calls of {BATCH}. The
         paper's number is inside in {len(inside)} of {len(every)} cases{when}."""
 
 

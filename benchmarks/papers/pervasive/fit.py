@@ -44,16 +44,16 @@ class Bound(msgspec.Struct, frozen=True):
     why: str
 
 
-_LOAD = "imports that are in memory and a fast disk; up to 3.7 GB at 20 MB/s, a spinning disk that workers share"
+_LOAD = "from cached imports and a fast disk to 3.7 GB at 20 MB/s from a spinning disk that workers share"
 BOUNDS = {
-    "item_a10_s": Bound(0.05, 1.5, "7.4 GB at 600 GB/s are 12 ms a token: from four tokens to a hundred"),
-    "item_titan_s": Bound(0.05, 3.0, "7.4 GB at 480 GB/s are 15 ms a token; 1 to 6 times as long as on an A10"),
+    "item_a10_s": Bound(0.05, 1.5, "7.4 GB at 600 GB/s are 12 ms a token; an inference has 4 to 100"),
+    "item_titan_s": Bound(0.05, 3.0, "7.4 GB at 480 GB/s are 15 ms a token; 1 to 6 times an A10's time"),
     "load_a10_s": Bound(5.0, 180.0, _LOAD),
     "load_titan_s": Bound(5.0, 180.0, _LOAD),
-    "call_s": Bound(0.005, 0.5, "what a task costs between manager and worker, beyond its function"),
+    "call_s": Bound(0.005, 0.5, "a task's overhead between manager and worker"),
     "shared_node_bytes_per_s": Bound(50e6, 1.25e9, "from 20 small files at a time to a full link of 10 Gb/s"),
     "network_bytes_per_s": Bound(0.125e9, 1.25e9, "between two nodes: links of 1 to 10 Gb/s"),
-    "warm_items": Bound(1.0, 300.0, "no more than until every kernel and length was met once"),
+    "warm_items": Bound(1.0, 300.0, "at most until each kernel and length has run once"),
     "warm_item_s": Bound(0.0, 0.5, "from nothing to about an inference itself"),
     "boot_s": Bound(5.0, 60.0, "from the start of a batch job to a connected worker"),
 }

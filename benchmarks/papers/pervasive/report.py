@@ -79,13 +79,13 @@ def fit_summary(found: Found) -> str:
 def _vanishing_text(found: Found) -> str:
     line = quoted_records.read("vanishing").line("calls done")
     (*_, ratios) = line.cells.values()
-    real = f"""Real pilots whose calls and loads sleep, none lost early: `make bench ARGS=vanishing` (found:
-        `benchmarks/RESULTS.md`) has {spread(ratios, digits=line.last_digits)} times as many calls with full awareness
-        as with partial."""
+    real = f"""With sleeping calls and loads on real pilots, none lost early, `make bench ARGS=vanishing` (results:
+        `benchmarks/RESULTS.md`) completes {spread(ratios, digits=line.last_digits)} times as many calls with full
+        awareness as with partial."""
     simulated = [one for each in claims.pairs(found.predictions, batch=BATCH, none_lost=True).values() for one in each]
     if simulated:
-        real += f""" Its loads take {LOAD_IN_CALLS:g} of a call because that is put in, so this may be compared with
-            what the simulator has of that case, {range_text(simulated, ".2f")} in calls of {BATCH}, and not with the
+        real += f""" Its loads take {LOAD_IN_CALLS:g} of a call by design. So compare this ratio with the
+            simulator's of that case, {range_text(simulated, ".2f")} in calls of {BATCH}, and not with the
             paper's {claims.SAID:.2f}."""
     return " ".join(real.split())
 

@@ -224,8 +224,8 @@ def summary(page: Page) -> dict[str, Any]:
     saved, fewer = page.some.saved(MEDIUM, scenarios.NO_BANK), page.some.points(MEDIUM, scenarios.NO_BANK)
     never = [single.number.what for single in page.singles if not single.within]
     count = sum(pair.conflict for pair in page.pairs)
-    conflict = f"""{count} pairs of numbers conflict under seed 1 (sets meet each, no set meets both); one seed is weak
-        evidence, and the table says what the headline set has under new seeds."""
+    conflict = f"""{count} pairs of numbers conflict under seed 1 (a set meets each number, no set meets both).
+        One seed is weak evidence; the table has the headline set under new seeds."""
     more = [page.sets[place].points(MEDIUM, PARTS[2].system).mean for place in page.looked_at]
     return {
         "late": mean_text(late), "off": off, "within": "within" if abs(off) <= grid.search.within else "outside",

@@ -135,7 +135,7 @@ def off_table_3(result: Result, said: Mapping[str, float | None], *, met: float 
 def _gain(of: Of, system: str, *, program: bool) -> Verdict:
     named = PAPERS_SYSTEMS.get(system, system)
     least, most = tables.MORE_MET[named]
-    bar, paper = f"128 models: more objectives met than by `{system}`", f"+{least:.0f} to +{most:.0f} %, over the sizes"
+    bar, paper = f"128 models: more objectives met than by `{system}`", f"+{least:.0f} to +{most:.0f} %, by model size"
     if program:
         bar = f"128 models, authors' program: more objectives met than by `{named}`"
     case = tables.program_case if program else (lambda name, size: Case(name, 128, (size,)))
