@@ -103,7 +103,7 @@ def measured(recipe: Recipe, *, load_s: float, run_s: float) -> None:
     store.close()
 
 
-def test_edited_comment_keeps_remembered_times(session: SessionFolder, program: Program):
+def test_edited_source_comment_keeps_measured_load_and_run_times(session: SessionFolder, program: Program):
     advisor = Advisor(session)
     before, key = program("before")
     assert ask_context(advisor, before) is None
@@ -130,7 +130,7 @@ def test_memory_measured_for_another_model_is_ignored(session: SessionFolder, pr
     assert answer.advice.by_kind["cpu"].peak_bytes == 0
 
 
-def test_measurements_of_the_function_itself_take_precedence(session: SessionFolder, program: Program):
+def test_measurements_of_the_same_function_replace_estimates(session: SessionFolder, program: Program):
     recipe, key = program("mine")
     measured(recipe, load_s=1.0, run_s=7.0)
     answer = ask_function(Advisor(session), key, recipe)
@@ -150,7 +150,7 @@ def test_missing_or_damaged_source_gives_no_answer(session: SessionFolder, progr
     assert ask_context(advisor, recipe) is None
 
 
-def test_program_sends_its_source_once_and_a_bounded_function_count(session: SessionFolder):
+def test_program_stores_its_source_once_and_at_most_200_functions(session: SessionFolder):
     shelf = ProgramSources(session.sources)
     for number in range(300):
         shelf.leave(f"k{number}", measured, BARE)
@@ -161,7 +161,7 @@ def test_program_sends_its_source_once_and_a_bounded_function_count(session: Ses
 # ---- failures and paces
 
 
-def test_failure_is_judged_by_its_log_section_and_exception(session: SessionFolder, tmp_path: Path):
+def test_failure_is_classified_by_its_log_section_and_exception(session: SessionFolder, tmp_path: Path):
     log = tmp_path / "lib-1.log"
     before = b"CUDA error: uncorrectable ECC error encountered\n"
     log.write_bytes(before + b"epoch 1\nKeyError: 'label'\n")
@@ -176,7 +176,7 @@ def test_failure_is_judged_by_its_log_section_and_exception(session: SessionFold
     assert Advisor(session).answer(AskAdvice(about, "f", said="")) is None
 
 
-def test_falling_pace_is_reported_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path):
+def test_slowdown_is_reported_as_a_share_of_the_best_step_rate(session: SessionFolder, tmp_path: Path):
     log, advisor = tmp_path / "lib-1.log", Advisor(session)
     question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
     log.write_text("".join(f"step {n}/1000 loss 0.5 10.0 it/s\n" for n in range(1, 60)))
@@ -217,7 +217,7 @@ def test_language_model_of_the_site_fills_in_missing_facts(
     assert facts.task.value == "score"
 
 
-def test_hanging_language_model_costs_only_its_time_limit(
+def test_hanging_language_model_is_given_up_at_its_time_limit(
     session: SessionFolder, program: Program, endpoint: FakeEndpoint
 ):
     endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
@@ -246,7 +246,7 @@ def line_answer(request: dict[str, Any], number: int) -> str:
     return f'{{"step": "{step}", "total_steps": "4000", "seconds_per_step": "250"}}'
 
 
-def test_pace_is_answered_at_once_and_learned_for_next_time(
+def test_progress_query_returns_before_its_log_format_is_learned(
     session: SessionFolder, endpoint: FakeEndpoint, tmp_path: Path
 ):
     endpoint.answer = line_answer

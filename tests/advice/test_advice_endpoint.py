@@ -34,7 +34,7 @@ def test_all_conversations_of_a_session_share_its_token_budget(endpoint: FakeEnd
     assert asking.tokens_left == 0
 
 
-def test_endpoint_without_schema_support_gets_no_schema(endpoint: FakeEndpoint):
+def test_schema_is_not_sent_again_after_the_endpoint_rejects_it(endpoint: FakeEndpoint):
     def answer(request: dict, number: int) -> str:
         endpoint.status = 400 if "response_format" in request else 200
         return '{"a": 1}'

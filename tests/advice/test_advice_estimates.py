@@ -120,7 +120,7 @@ def test_missing_estimate_has_a_reason(world: World):
     assert empty.as_advice().run_s == 0.0
 
 
-def test_sizes_of_one_model_count_as_similar():
+def test_different_sizes_of_a_model_count_as_similar():
     def row(name: str) -> dict[str, float]:
         return terms_of_facts(WorkloadFacts(model=SourceFact(name, "", 1.0)))
 
@@ -128,7 +128,7 @@ def test_sizes_of_one_model_count_as_similar():
     assert small > 0.15 > other
 
 
-def test_fitted_effects_start_from_the_prior_exponents():
+def test_run_time_exponent_is_fitted_if_there_are_enough_samples():
     samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
     effects = fit_effects(samples, {"n": 64.0}, width=0.2)
     assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), (
@@ -146,7 +146,7 @@ def test_fitted_effects_start_from_the_prior_exponents():
 FACTS = WorkloadFacts(model=SourceFact("gpt2", "a.py:1", 0.9), text="run()", same="abc")
 
 
-def test_unreadable_row_is_skipped(tmp_path: Path):
+def test_unreadable_history_row_is_skipped(tmp_path: Path):
     path = tmp_path / "sources.sqlite"
     history = SourceHistory(path)
     history.remember("good", FACTS)
@@ -157,7 +157,7 @@ def test_unreadable_row_is_skipped(tmp_path: Path):
     assert [row.recipe for row in history.rows()] == ["good"]
 
 
-def test_oldest_rows_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_oldest_history_rows_are_deleted_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(similar, "MOST_ROWS", 3)
     history = SourceHistory(tmp_path / "sources.sqlite")
     for number in range(6):

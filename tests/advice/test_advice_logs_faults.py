@@ -82,7 +82,7 @@ def test_job_cancelled_after_a_failed_rank_is_judged_by_that_rank():
         ("ncclSystemError: the socket is closed", "@field:network"),
     ],
 )
-def test_log_line_has_features_beyond_its_text(line: str, sign: str):
+def test_failure_features_include_errno_origin_and_exception_family(line: str, sign: str):
     located = locate([*GOOD, line])
     assert located is not None
     assert sign in features(located)

@@ -73,7 +73,7 @@ def test_exception_with_a_message_of_30_mb_keeps_its_type():
     assert any(line.text.startswith("ValueError: yyy") for line in fault.proof)
 
 
-def test_incomplete_character_at_the_end_or_between_reads_is_accepted():
+def test_log_with_an_incomplete_or_split_utf_8_character_is_read():
     euro = "€".encode()
     assert verdict(TRACEBACK + b"KeyError: " + euro[:2]) is not None
     whole = (b"a" * ((256 << 10) - 1)) + euro + b"\n" + TRACEBACK
@@ -89,7 +89,7 @@ def test_lone_surrogates_are_shown_as_question_marks():
 @given(
     st.lists(st.one_of(st.binary(max_size=200), st.text(max_size=80), st.just(TRACEBACK), st.just("error: \x00lost")))
 )
-def test_arbitrary_lines_give_a_verdict_or_none(lines: list[bytes | str]):
+def test_arbitrary_log_lines_raise_no_error(lines: list[bytes | str]):
     verdict(lines)
 
 
@@ -116,7 +116,7 @@ def test_many_kinds_of_bad_lines_take_bounded_memory_and_time():
     "unit",
     ["error", "error=", "A.b_", "0 errors ", "fail-", "((((", "CUDA error ", "http 5", "[rank1]: ", "\t ", "*** "],
 )
-def test_no_line_makes_a_regular_expression_slow(unit: str):
+def test_long_repetitive_line_is_classified_in_seconds(unit: str):
     line = unit * (LONGEST_BYTES // len(unit))
     began = time.process_time()
     verdict([line, "Traceback (most recent call last):", f'  File "{line}", line 1', line, f"{line}: {line}"])

@@ -56,19 +56,19 @@ def test_cause_is_found_among_thousands_of_lines_of_other_ranks():
     assert found.traceback[-1].text == "KeyError: 'label'"
 
 
-def test_failure_of_one_rank_is_the_cause_of_errors_on_several():
+def test_error_of_a_single_rank_is_the_cause_of_errors_on_other_ranks():
     others = [f"[rank{rank}]: gather: lost its neighbour, failed" for rank in range(40)]
     cause = "[rank7]: gather: cannot map the window"
     found = locate([*GOOD, *others[:2], cause, *others[2:]], rules=())
     assert found.first.text == cause
 
 
-def test_error_of_all_ranks_is_the_failure_without_another_cause():
+def test_error_shared_by_all_ranks_is_the_cause_if_no_other_exists():
     found = locate([*GOOD, *[f"[rank{rank}]: gather: failed" for rank in range(40)]], rules=())
     assert found.first.text == "[rank0]: gather: failed"
 
 
-def test_interleaved_lines_of_30_failing_ranks_join_their_traceback():
+def test_traceback_is_assembled_from_interleaved_lines_of_30_ranks():
     texts = [*TRACEBACK[:-1], "KeyError: 'rank {rank}'"]
     lines = [f"[rank{rank}]: {text.format(rank=rank)}" for text in texts for rank in range(30)]
     found = locate([*GOOD, *lines])

@@ -40,7 +40,7 @@ def says(answer: object) -> Callable[[dict[str, Any], int], object]:
     return lambda request, number: answer if not isinstance(answer, dict) else json.dumps(answer)
 
 
-def test_language_model_opinion_that_quotes_a_log_line_decides(endpoint: FakeEndpoint):
+def test_language_model_decides_the_cause_if_it_quotes_a_log_line(endpoint: FakeEndpoint):
     for kind, component in (("infrastructure", "network"), ("framework", "versions"), ("user", "code")):
         endpoint.answer = says({"line": "storaged: a lease", "cause": kind, "component": "network"})
         found = asked(endpoint)
@@ -72,13 +72,13 @@ def test_language_model_alone_cannot_quarantine_a_pilot(endpoint: FakeEndpoint):
     ],
     ids=lambda answer: "killed" if answer is KILLED else str(answer),
 )
-def test_language_model_opinion_without_evidence_changes_nothing(endpoint: FakeEndpoint, answer: object):
+def test_language_model_answer_without_evidence_is_ignored(endpoint: FakeEndpoint, answer: object):
     endpoint.answer = says(answer)
     assert asked(endpoint) == doubted()[1]
     assert endpoint.asked
 
 
-def test_failing_endpoint_changes_nothing(endpoint: FakeEndpoint):
+def test_verdict_is_unchanged_if_the_language_model_fails(endpoint: FakeEndpoint):
     endpoint.answer = says(INFRASTRUCTURE)
     endpoint.status = 500
     assert asked(endpoint) == doubted()[1]

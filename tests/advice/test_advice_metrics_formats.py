@@ -64,7 +64,7 @@ def test_numbers_named_by_a_learned_format_are_read_from_all_lines(endpoint: Fak
     assert found.seconds_left == pytest.approx(3861 / 4)
 
 
-def test_format_is_requested_once_and_kept_for_later_runs(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+def test_log_format_is_requested_once_and_kept_for_later_runs(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer = answers(**ANSWER)
     kept = tmp_path / "sources.sqlite"
     first = tracked(log, LineFormats(kept), model(endpoint), looks=3)
@@ -85,7 +85,9 @@ def test_format_is_requested_once_and_kept_for_later_runs(endpoint: FakeEndpoint
         {"step": ["{step}"]},
     ],
 )
-def test_answer_that_contradicts_the_lines_is_ignored(endpoint: FakeEndpoint, log: Path, wrong: dict[str, Any]):
+def test_language_model_answer_that_contradicts_the_log_is_ignored(
+    endpoint: FakeEndpoint, log: Path, wrong: dict[str, Any]
+):
     if isinstance(wrong.get("step"), list):
         endpoint.answer = lambda request, number: json.dumps(wrong)
     else:
@@ -125,7 +127,7 @@ def test_built_in_rules_take_precedence_over_learned_formats(endpoint: FakeEndpo
     assert (found.step, found.total) == (39.0, 500.0)
 
 
-def test_one_read_requests_a_bounded_number_of_formats(endpoint: FakeEndpoint, tmp_path: Path):
+def test_one_log_read_requests_at_most_four_formats_from_the_model(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     path.write_text("".join(f"{report(100 + at)} {letter}\n" for letter in "abcdefghij" for at in range(5)))
     endpoint.answer = answers()
@@ -133,7 +135,7 @@ def test_one_read_requests_a_bounded_number_of_formats(endpoint: FakeEndpoint, t
     assert len(endpoint.asked) == 4
 
 
-def test_padding_and_progress_bars_create_no_new_format(endpoint: FakeEndpoint, tmp_path: Path):
+def test_log_format_does_not_depend_on_padding_or_bar_width(endpoint: FakeEndpoint, tmp_path: Path):
     path = tmp_path / "run.log"
     lines = (f"trained [{step:>4}] {'█' * (step // 10)}{'▏▍▊'[step % 3]} penalty" for step in range(95, 115))
     path.write_text("\n".join(lines) + "\n")

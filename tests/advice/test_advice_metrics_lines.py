@@ -41,7 +41,7 @@ def counts(line: str) -> set[tuple[str, float, float | None]]:
         ("model.bin:  45%|####5     | 450M/1.00G [00:10<00:12, 45.0MB/s]", {("byte", 450e6, 1e9)}),
     ],
 )  # fmt: skip
-def test_counts_are_read_from_a_line(line: str, found: set[tuple[str, float, float | None]]):
+def test_progress_counts_are_read_from_a_log_line(line: str, found: set[tuple[str, float, float | None]]):
     assert counts(line) == found
 
 
@@ -67,7 +67,7 @@ def test_counts_are_read_from_a_line(line: str, found: set[tuple[str, float, flo
         ("2026-03-07 21:58:13,250 step 3/9", "line_s", split_off_line_time("2026-03-07 21:58:13.250")[0]),
     ],
 )
-def test_values_are_read_from_a_line(line: str, metric: str, value: float):
+def test_loss_rates_and_times_are_read_from_a_log_line(line: str, metric: str, value: float):
     assert getattr(read(line), metric) == pytest.approx(value)
 
 
@@ -89,7 +89,7 @@ def test_values_are_read_from_a_line(line: str, metric: str, value: float):
         "x" * 5000 + " step 3/9 loss 1.0",
     ],
 )  # fmt: skip
-def test_line_that_is_no_report_has_no_metrics(line: str):
+def test_log_line_that_reports_no_progress_has_no_metrics(line: str):
     assert read_metrics(line) is None
 
 
@@ -100,7 +100,7 @@ def test_escapes_and_carriage_returns_are_ignored():
     assert read("\b" * 40 + "12/50 [===>....] - ETA: 5s - loss: 0.1").eta_s == 5
 
 
-def test_losses_that_are_not_numbers_are_read():
+def test_nan_and_infinite_losses_are_read():
     assert isnan(read("step 3/9 loss nan").loss or 0.0)
     assert read("step 3/9 loss inf").loss == float("inf")
 
@@ -127,5 +127,5 @@ def test_ranks_are_read_from_a_line(line: str, rank: int | None):
         ("Train: 3 [ 1/9 (8%)] Loss: 1", False), ("training on test set: step 3/9", False),
     ],
 )  # fmt: skip
-def test_evaluations_are_read_from_a_line(line: str, evaluates: bool):
+def test_evaluation_line_is_distinguished_from_a_training_line(line: str, evaluates: bool):
     assert read(line).evaluates is evaluates

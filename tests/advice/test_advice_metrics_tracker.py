@@ -38,7 +38,7 @@ def test_progress_bar_gives_progress_rate_and_time_left():
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
-def test_every_format_is_found_in_noise(form: str):
+def test_metrics_of_each_known_format_are_found_among_other_lines(form: str):
     chance = random.Random(form)
     lines_of, names = FORMATS[form]
     asked = names.split()
@@ -61,7 +61,7 @@ def test_every_format_is_found_in_noise(form: str):
         assert found.steps_per_s == pytest.approx(log.values["steps_per_s"], rel=0.2)
 
 
-def test_new_run_counts_after_a_restart():
+def test_progress_follows_the_new_run_after_a_restart_in_the_log():
     lines = [f"step {done}/1000 loss 1.0" for done in range(10, 600, 10)]
     lines += ["Traceback (most recent call last):", "restarting"]
     lines += [f"step {done}/1000 loss 3.0" for done in range(500, 530, 10)]
@@ -69,7 +69,7 @@ def test_new_run_counts_after_a_restart():
     assert (found.done, found.total) == (520, 1000)
 
 
-def test_ranks_are_one_program_with_or_without_labels():
+def test_lines_of_several_ranks_count_as_progress_of_one_program():
     labelled = [f"[rank{rank}]: step {done + rank}/100 loss 1.0" for done in range(1, 50) for rank in (3, 0, 2, 1)]
     found = track(labelled)
     assert (found.done, found.total, found.whole) == (49, 100, True)
@@ -130,7 +130,7 @@ def test_missing_metrics_have_a_reason():
     assert tracked.why == "none of the last 15 lines has a metric"
 
 
-def test_slowdown_is_the_share_of_the_lost_rate():
+def test_slowdown_is_the_lost_share_of_the_earlier_rate():
     before, slower = (track(bar(done, 200, rate=rate) for done in range(1, 40)) for rate in (4.0, 2.5))
     assert slowdown(before, slower).share == pytest.approx(0.375)
     assert slowdown(None, slower) is None

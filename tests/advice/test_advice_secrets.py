@@ -40,5 +40,5 @@ def test_secret_is_masked_and_other_text_is_kept(line: str, secret: str):
         "step 3 loss 0.3 https://host/path?page=2",
     ],
 )
-def test_settings_and_ordinary_words_are_kept(line: str):
+def test_text_that_only_resembles_a_secret_is_not_masked(line: str):
     assert masked(line) == line

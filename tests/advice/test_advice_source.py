@@ -54,7 +54,7 @@ def values(found: WorkloadFacts) -> dict[str, Any]:
         ("import os\nAutoModel.from_pretrained(os.environ.get('MODEL', 'fallback'))", "model", "fallback"),
     ],
 )
-def test_each_kind_of_fact_is_read(text: str, field: str, value: Any):
+def test_each_kind_of_workload_fact_is_read_from_source_code(text: str, field: str, value: Any):
     found = facts(text)
     assert values(found)[field] == value, found.notes
     assert 0 < found.known_facts()[field].sure <= 1
@@ -84,7 +84,7 @@ def test_arguments_are_followed_through_calls_of_own_functions():
     assert (found.model.value, found.model.where) == ("large", ARGUMENT)
 
 
-def test_statements_of_other_functions_and_main_are_ignored():
+def test_code_of_other_functions_and_the_main_block_is_ignored():
     text = """
     big = AutoModel.from_pretrained("big")
     small = AutoModel.from_pretrained("small")

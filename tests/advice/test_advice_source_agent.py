@@ -83,7 +83,7 @@ def test_file_outside_the_folders_is_not_shown(endpoint: FakeEndpoint, folder: P
     assert "gpt2-secret" not in sent.replace(str(folder.parent), "")
 
 
-def test_values_missing_from_the_source_are_ignored(endpoint: FakeEndpoint, folder: Path):
+def test_language_model_values_absent_from_the_source_are_ignored(endpoint: FakeEndpoint, folder: Path):
     made_up = {"model": "gpt-17", "data": "imagenet", "items": 77, "precision": "float16"}
     made_up |= {"epochs": -3, "steps": True, "task": ["x"]}
     endpoint.answer = lambda request, number: "Final Answer: " + json.dumps(made_up)
@@ -110,7 +110,7 @@ ENDPOINTS = {
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_facts_are_kept_whatever_the_endpoint_does(endpoint: FakeEndpoint, folder: Path, name: str):
+def test_facts_are_unchanged_if_the_language_model_misbehaves(endpoint: FakeEndpoint, folder: Path, name: str):
     misbehave, why = ENDPOINTS[name]
     misbehave(endpoint)
     limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # a dripping endpoint starts to answer before the time limit
@@ -119,14 +119,14 @@ def test_facts_are_kept_whatever_the_endpoint_does(endpoint: FakeEndpoint, folde
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes
 
 
-def test_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder: Path):
+def test_conversation_with_the_model_stops_at_its_token_budget(endpoint: FakeEndpoint, folder: Path):
     says(ENDLESS_TOOLS)(endpoint)
     _, after = asked(endpoint, folder, token_budget=1_500, turns=100)
     assert "budget of 1,500 tokens is spent" in after.notes[-1]
     assert len(endpoint.asked) < 10
 
 
-def test_no_request_is_sent_without_a_model(endpoint: FakeEndpoint, folder: Path):
+def test_no_request_is_sent_if_no_language_model_is_configured(endpoint: FakeEndpoint, folder: Path):
     facts = extract_facts(SourceText(MAIN))
     assert add_facts_from_model(SourceText(MAIN), facts, folders=[folder], model=None) is facts
     assert endpoint.asked == []

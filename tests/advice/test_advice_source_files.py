@@ -138,7 +138,7 @@ def test_too_long_module_is_skipped(tmp_path: Path):
 
 
 @pytest.mark.parametrize("link", ["file", "folder", "loop", "pipe", "binary"])
-def test_files_outside_the_folder_are_not_read(tmp_path: Path, link: str):
+def test_links_out_of_the_folder_and_special_files_are_not_read(tmp_path: Path, link: str):
     outside = project(tmp_path / "outside", {"other.py": OTHER, "__init__.py": OTHER})
     folder = project(tmp_path / "own", {"train.py": MAIN})
     if link == "file":
@@ -183,7 +183,7 @@ def test_number_of_files_and_import_depth_are_bounded(tmp_path: Path):
     assert "were read already" in found.absent["batch_size"]
 
 
-def test_nothing_is_read_without_folders(tmp_path: Path):
+def test_imported_modules_are_not_read_without_source_folders(tmp_path: Path):
     project(tmp_path, {"other.py": OTHER})
     found = extract_facts(SourceText(MAIN, file=str(tmp_path / "train.py")))
     assert found.model.value == UNKNOWN

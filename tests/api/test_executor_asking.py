@@ -69,12 +69,12 @@ def test_resource_specification_sets_every_supported_option():
     assert options.variants == (recipe.key,)
 
 
-def test_app_options_set_the_objectives_of_calls():
+def test_app_options_set_the_latency_objectives_of_its_calls():
     objective = stoker.app(ttft="300 ms", tpot=0.05, latency="2 s")(double).specification.wants.options.objective
     assert (objective.ttft_s, objective.tpot_s, objective.latency_s) == (0.3, 0.05, 2.0)
 
 
-def test_differing_call_options_share_the_pickled_function():
+def test_with_options_returns_a_new_app_of_the_same_function():
     made = stoker.app(context=recipe, priority=2, cache=True)(double)
     again = made.with_options(ttft="1 s", features={"input_length": 7})
     assert again.func is made.func
@@ -109,7 +109,7 @@ def test_deadline_counts_from_the_submission():
         ({"prioritty": 1}, ["did you mean priority?"]),
     ],
 )
-def test_wrong_specification_is_refused_by_name(specification, words):
+def test_unknown_specification_key_is_refused_by_name(specification, words):
     with pytest.raises(SpecificationError) as caught:
         parse_call_specification(specification)
     assert isinstance(caught.value, InvalidResourceSpecification)
@@ -122,7 +122,7 @@ def test_wrong_specification_is_refused_by_name(specification, words):
     assert again.key == caught.value.key
 
 
-def test_specification_of_the_paper_is_accepted():
+def test_context_specification_of_the_parsl_paper_is_accepted():
     for context, arguments in (
         ([load_model, ["a path"], {}], {}),
         ([load_model, ["a path"]], {}),
@@ -135,7 +135,7 @@ def test_specification_of_the_paper_is_accepted():
             read_parsl_spec(wrong)
 
 
-def test_equal_paper_specifications_share_a_recipe():
+def test_equal_parsl_specifications_share_a_context_recipe():
     preparer = Preparer()
     spec = {"context": [load_model, ["a"], {}]}
     first = preparer.wants_from_parsl_spec(spec)
@@ -215,7 +215,7 @@ def test_function_is_sent_again_if_a_used_value_changed(before, after):
     assert second != first
 
 
-def test_changed_function_bytes_are_reported_for_each_call_style():
+def test_changed_function_is_reported_with_and_without_a_context():
     replaced = []
     cache = FunctionCache(on_replaced=lambda old, new: replaced.append((old, new)))
     names = _in_a_namespace("rows = [1]\ndef use():\n    return rows\n")
@@ -238,7 +238,7 @@ def test_large_captured_value_is_reported_once(caplog):
     ]
 
 
-def test_closures_are_watched_but_not_kept_alive():
+def test_function_cache_detects_closure_changes_and_frees_closures():
     def make():
         count = 1
 
@@ -407,7 +407,7 @@ def test_import_error_in_a_result_class_is_not_a_missing_module():
         failures.outcome(CallEnd(1, True, b"\x80\x05cno_such_module_anywhere\nthing\n."))
 
 
-def test_garbage_collector_is_relaxed_while_a_session_is_loaded():
+def test_garbage_collection_thresholds_are_raised_during_a_session():
     before = gc.get_threshold()
     try:
         gc.set_threshold(701, 11, 12)
@@ -422,7 +422,7 @@ def test_garbage_collector_is_relaxed_while_a_session_is_loaded():
         gc.set_threshold(*before)
 
 
-def test_blocks_without_a_pilot_report_the_reason_once():
+def test_error_without_any_pilot_lists_the_reason_of_each_block():
     gone = JobStatus(JobState.FAILED, message="lost by the batch system")
     status = {
         "0": JobStatus(JobState.FAILED, exit_code=1, stderr_path=None),

@@ -62,7 +62,7 @@ def test_results_settle_futures_and_are_acknowledged(link, router):
     assert router.hear(to_manager.Received)[-1].total == 3
 
 
-def test_duplicate_results_are_dropped_and_a_gap_is_not_accepted(link, router):
+def test_duplicate_results_and_results_after_a_gap_are_ignored(link, router):
     one, two = submit(link, submission()), submit(link, submission())
     first, second = (spec.call for spec in router.calls(2))
     router.answer([done(first, "right")])
@@ -96,7 +96,7 @@ def test_reconnection_sends_hello_then_unacknowledged_frames(link, router, until
     assert late.result(PATIENCE_S) == "made it"
 
 
-def test_forecasts_use_the_clock_of_the_program(link, router, until):
+def test_forecast_end_time_is_converted_to_the_program_clock(link, router, until):
     future = submit(link, submission())
     [call] = router.calls(1)
     before = time.time()
@@ -109,7 +109,7 @@ def _heard(router, function):
     return next((message.calls for message in router.all(to_manager.Submit) if message.function == function), None)
 
 
-def test_cancel_reaches_the_manager_and_late_ends_are_ignored(link, router):
+def test_cancel_is_sent_to_the_manager_and_late_results_are_ignored(link, router):
     future = submit(link, submission())
     call = router.calls(1)[0].call
     assert future.cancel()
@@ -170,7 +170,7 @@ def test_end_of_the_session_fails_pending_and_later_calls(link, router):
         link.ask_status().result(1)
 
 
-def test_session_end_is_read_from_the_folder(link, router):
+def test_disconnected_program_reads_the_session_end_from_its_folder(link, router):
     future = submit(link, submission())
     router.calls(1)
     router.folder.lease.write_bytes(msgspec.json.encode({"over": "stoker down"}))
@@ -247,7 +247,7 @@ def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monke
     until(lambda: not unwelcomed.journal_trouble)
 
 
-def test_unknown_frame_changes_nothing(link, router):
+def test_unreadable_frame_from_the_manager_is_ignored(link, router):
     future = submit(link, submission())
     call = router.calls(1)[0].call
     router.socket.send_multipart([router._peer, b"\xc1 not a frame"])
@@ -283,7 +283,7 @@ def test_closing_fails_pending_calls_of_a_silent_manager(link):
 # ---- questions
 
 
-def test_open_questions_are_sent_again_after_a_reconnect(link, router):
+def test_unanswered_queries_are_sent_again_after_a_reconnect(link, router):
     gone, kept = link.ask_story("c-1"), link.ask_story("c-2")
     router.hear(to_manager.AskStory, count=2)
     assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
@@ -296,7 +296,7 @@ def test_open_questions_are_sent_again_after_a_reconnect(link, router):
     assert kept.result(PATIENCE_S).headline == "headline"
 
 
-def test_cancelled_questions_receive_no_answer_of_other_questions(link, router):
+def test_answers_to_cancelled_queries_do_not_reach_another_query(link, router):
     for number in range(5):
         asked = link.ask_story(f"c-{number}")
         router.hear(to_manager.AskStory, count=number + 1)  # a request cancelled before sending is never sent

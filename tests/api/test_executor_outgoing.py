@@ -48,13 +48,13 @@ def test_frames_added_during_sending_wait_for_the_next_send() -> None:
     assert [calls_of(frame) for frame in out.frames(0.0)] == [[101, 5]]
 
 
-def test_oversized_output_is_split_into_several_frames() -> None:
+def test_many_queued_calls_are_split_into_several_frames() -> None:
     out, opened = outgoing()
     out.queue.extend(opened(n) for n in range(4500))
     assert [len(calls_of(frame)) for frame in out.frames(0.0)] == [2000, 2000, 500]
 
 
-def test_large_functions_are_sent_one_by_one() -> None:
+def test_frames_with_large_functions_stay_below_the_size_limit() -> None:
     submissions = [
         Submission(FunctionBlob(FunctionKey(f"f{n}"), "f", bytes(LARGE)), BARE, CallOptions()) for n in range(5)
     ]
@@ -134,7 +134,7 @@ def test_resent_frame_differs_only_in_seconds_left() -> None:
     assert (read(again[0]).sequence, calls_of(again[0])) == (read(frame).sequence, calls_of(frame))
 
 
-def test_deadline_of_an_acknowledged_call_is_not_counted_down() -> None:
+def test_acknowledged_call_with_a_deadline_is_not_sent_again() -> None:
     out, opened = timed(TIMED)
     list(out.frames(100.0))
     out.queue.append(opened(7, TIMED))

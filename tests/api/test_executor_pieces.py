@@ -101,7 +101,7 @@ def test_full_inbox_acknowledges_after_its_reader_made_room() -> None:
 
 
 @pytest.mark.parametrize("keeps_all", [True, False])
-def test_new_run_yields_the_pieces_the_program_has_not_read(keeps_all: bool) -> None:
+def test_rerun_stream_continues_after_the_pieces_already_read(keeps_all: bool) -> None:
     inbox = make(keeps_all=keeps_all)
     inbox.add(pieces(0, 1, 2, 3))
     assert read(inbox, 0, 1) == [b"0"]
@@ -113,7 +113,7 @@ def test_new_run_yields_the_pieces_the_program_has_not_read(keeps_all: bool) -> 
 
 
 @pytest.mark.parametrize("keeps_all", [True, False])
-def test_run_that_differs_from_read_pieces_ends_the_stream(keeps_all: bool) -> None:
+def test_rerun_that_differs_from_pieces_already_read_raises_an_error(keeps_all: bool) -> None:
     inbox = make(keeps_all=keeps_all)
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
@@ -124,7 +124,7 @@ def test_run_that_differs_from_read_pieces_ends_the_stream(keeps_all: bool) -> N
         inbox.take(2)
 
 
-def test_new_run_that_is_shorter_counts_as_different() -> None:
+def test_rerun_with_fewer_pieces_than_were_read_raises_an_error() -> None:
     inbox = make()
     inbox.add(pieces(0, 1, 2))
     read(inbox, 0, 2)
@@ -134,7 +134,7 @@ def test_new_run_that_is_shorter_counts_as_different() -> None:
         inbox.take(2)
 
 
-def test_end_that_counts_more_pieces_than_received_is_an_error() -> None:
+def test_stream_end_raises_an_error_if_pieces_are_missing() -> None:
     inbox = make(keeps_all=True)
     inbox.add(pieces(0))
     with pytest.raises(CallError, match="2 of its 3 pieces did not arrive"):

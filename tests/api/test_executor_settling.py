@@ -69,7 +69,7 @@ def ended(future: CallFuture, value: Any) -> CallEnd:
     return CallEnd(future.call, True, pickle.dumps(value, 5))
 
 
-def test_result_that_cannot_be_unpickled_yet_delays_no_other(link, router, gate):
+def test_slow_unpickling_of_a_result_delays_no_other_result(link, router, gate):
     name, event = gate
     slow, quick = submitted(link, router, 8), submitted(link, router, 16)[:8]
     values: list[Any] = [1, "two", [3.0], {4: None}, range(5), slice(6), complex, frozenset({8})]
@@ -264,7 +264,7 @@ def test_callback_runs_if_its_future_ends_while_it_is_added(monkeypatch, gate, u
     until(lambda: ran == ["earlier", "late 3"])
 
 
-def test_waiting_callback_of_a_parsl_app_delays_no_other(link, router, gate):
+def test_blocked_callback_of_a_parsl_app_delays_no_other_result(link, router, gate):
     def update(record: dict[str, Any], future: Any) -> None:
         record["app_fu"].set_result(future.result())
 
@@ -299,7 +299,7 @@ class OneEndsAtEachLook:
         self._now += 0.2
 
 
-def test_closing_waits_while_callbacks_end(monkeypatch):
+def test_closing_waits_as_long_as_callbacks_keep_finishing(monkeypatch):
     here, done = WorkerThreads("done-callbacks"), []
     clock = OneEndsAtEachLook(here)
     monkeypatch.setattr(settling_module, "time", clock)

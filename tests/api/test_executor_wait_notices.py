@@ -89,7 +89,7 @@ def test_long_wait_is_reported_each_minute_and_new_reasons_sooner() -> None:
     assert len(said) <= 3
 
 
-def test_notices_stop_with_a_pilot_and_resume_without() -> None:
+def test_wait_notices_stop_when_a_pilot_joins_and_resume_without_one() -> None:
     desk = WaitingProgram()
     desk.look(FIRST_S + 1)
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)

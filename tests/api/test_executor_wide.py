@@ -35,7 +35,7 @@ def over_two() -> Sized:
     return Sized()
 
 
-def test_library_over_two_cpu_devices_receives_both(two_devices: Any) -> None:
+def test_library_on_two_cpu_devices_receives_their_cores_and_memory(two_devices: Any) -> None:
     def describe(sized: Sized) -> tuple[tuple[str, ...], list[int], int]:
         return ambient.devices(), sized.seen, len(os.sched_getaffinity(0))
 
@@ -47,7 +47,7 @@ def test_library_over_two_cpu_devices_receives_both(two_devices: Any) -> None:
     assert library.devices == ("cpu:0", "cpu:1")
 
 
-def test_context_with_more_devices_than_a_node_is_reported(two_devices: Any) -> None:
+def test_context_that_needs_more_devices_than_a_node_has_fails(two_devices: Any) -> None:
     @stoker.context(devices=3)
     def over_three() -> int:
         return 1

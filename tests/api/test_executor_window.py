@@ -110,7 +110,7 @@ class Calls:
         self.window.held_bytes -= self.ready.pop(0)
 
 
-def test_window_opens_slowly_before_the_first_result():
+def test_map_window_doubles_slowly_before_the_first_result():
     calls = Calls(2_000)
     assert calls.fill() == 64
     assert calls.fill() == 0
@@ -124,7 +124,7 @@ def test_window_opens_slowly_before_the_first_result():
     assert calls.window.seconds_until_growth() is None
 
 
-def test_small_results_open_the_whole_window_at_once():
+def test_small_result_raises_the_map_window_to_its_maximum_at_once():
     calls = Calls(2_000)
     calls.fill()
     calls.end(1, size_bytes=100)
@@ -134,7 +134,7 @@ def test_small_results_open_the_whole_window_at_once():
     assert calls.window.seconds_until_growth() is None
 
 
-def test_calls_in_flight_count_with_the_mean_size_of_last_results():
+def test_map_window_is_computed_from_the_mean_size_of_recent_results():
     calls = Calls(2_000)
     calls.fill()
     calls.end(56, size_bytes=1 * MB)
@@ -146,7 +146,7 @@ def test_calls_in_flight_count_with_the_mean_size_of_last_results():
     assert calls.fill() > 1_000
 
 
-def test_waiting_loop_may_have_more_calls_in_flight():
+def test_map_window_grows_while_the_loop_waits_for_results():
     calls = Calls(2_000)
     calls.fill()
     calls.end(64, size_bytes=100 * MB)
@@ -206,7 +206,7 @@ def test_map_sends_at_most_one_report_per_second():
     assert [facts(each) for each in told[2:]] == [(100, 10, 0, 60, True)]
 
 
-def test_items_in_batches_and_kept_results_count_as_items():
+def test_map_report_counts_items_of_batches_and_kept_results():
     reports, told, clock = made(10, batch_size=4)
     reports.kept()
     clock.now = 2.0
@@ -217,7 +217,7 @@ def test_items_in_batches_and_kept_results_count_as_items():
     assert facts(told[-1]) == (10, 10, 4, 0, False)
 
 
-def test_map_without_a_length_reports_no_length():
+def test_map_over_items_without_a_length_reports_no_total():
     reports, told, _ = made(None)
     reports.sent(3)
     assert facts(told[-1]) == (-1, 0, 0, -1, False)

@@ -103,7 +103,7 @@ def test_late_option_without_a_deadline_is_refused() -> None:
     assert not parse_call_specification({"late": "run"}).options.objective.drop_late
 
 
-def test_text_option_of_an_app_is_one_name() -> None:
+def test_string_given_for_a_list_option_counts_as_one_name() -> None:
     named = stoker.app(executors="gpus", cache=True, ignore_for_cache="mark")(echo)
     assert (named._labels, named.ignore_for_cache) == (["gpus"], ["mark"])
     assert stoker.app(executors="all")(echo)._labels is None
@@ -128,7 +128,7 @@ def lengths(wants):
     return [recipe.longest_input for recipe in (wants.recipe, *wants.variants)]
 
 
-def test_family_is_sorted_by_length_and_recipes_name_their_length():
+def test_runtime_family_sorts_its_recipes_by_input_length():
     assert FAMILY.lengths == (16, 32, 64)
     assert [recipe.longest_input for recipe in FAMILY.recipes] == [16, 32, 64]
     assert "inputs up to 16 tokens" in repr(FAMILY.recipes[0])
@@ -136,7 +136,7 @@ def test_family_is_sorted_by_length_and_recipes_name_their_length():
 
 
 @pytest.mark.parametrize("runtimes", [{}, {0: runtime(1)}, {-3: runtime(1)}, {8: "llm"}, {8: runtime}])
-def test_invalid_family_is_refused(runtimes):
+def test_invalid_runtime_family_is_refused(runtimes):
     with pytest.raises(RecipeError, match="famil"):
         stoker.family(runtimes)
 
@@ -152,7 +152,7 @@ def test_call_prefers_the_shortest_runtime_that_fits():
     assert chosen.takes_context
 
 
-def test_length_from_the_features_counts():
+def test_input_length_given_as_a_feature_selects_the_runtime():
     wants = parse_call_specification({"context": FAMILY, "features": {"input_length": 20}})
     assert lengths(wants.chosen(("x" * 60,), {})) == [32, 64]
     wants = parse_call_specification({"context": stoker.family({8: runtime(8)})})
@@ -160,7 +160,7 @@ def test_length_from_the_features_counts():
         wants.chosen(("x",), {})
 
 
-def test_too_long_input_is_refused_with_both_lengths():
+def test_too_long_input_is_refused_with_its_length_and_the_limit():
     wants = parse_call_specification({"context": FAMILY})
     said = r"65 tokens, and the longest runtime of runtime-\w+ accepts 64"
     with pytest.raises(InputTooLongError, match=said) as caught:
@@ -170,6 +170,6 @@ def test_too_long_input_is_refused_with_both_lengths():
         raise pickle.loads(pickle.dumps(caught.value))
 
 
-def test_family_names_its_own_variants():
+def test_variants_are_refused_together_with_a_runtime_family():
     with pytest.raises(SpecificationError, match="variants"):
         parse_call_specification({"context": FAMILY, "variants": [runtime(1)]})

@@ -80,7 +80,7 @@ def test_parent_of_the_run_folders_may_appear_while_parsl_creates_it(
     assert session._load_parsl(Config(run_dir=str(folder))) == str(folder / "000")
 
 
-def test_other_existing_file_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrelated_file_exists_error_during_load_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config: Config) -> None:
         raise FileExistsError(17, "File exists", "submit")
 

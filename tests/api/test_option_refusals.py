@@ -176,7 +176,7 @@ def test_wrong_option_value_is_refused_by_name(call: Callable[..., Any], option:
     refuse_each(call, option, values)
 
 
-def test_subject_of_explain_is_a_name() -> None:
+def test_explain_refuses_a_subject_that_is_not_a_name() -> None:
     with pytest.raises(ConfigError, match=r"session\.explain"):
         object.__new__(Session).explain(3)  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ def parameters(function: Callable[..., Any]) -> set[str]:
     ],
     ids=["app", "context", "map", "executor", "specification"],
 )
-def test_tables_of_refusals_cover_every_option(table: dict[str, list[Any]], real: set[str]) -> None:
+def test_refusal_tests_cover_every_public_option(table: dict[str, list[Any]], real: set[str]) -> None:
     assert set(table) == real
     assert parameters(stoker.load) <= set(LOAD)
 
@@ -218,7 +218,7 @@ def test_an_unknown_option_is_refused(
         function(**{option: 1})
 
 
-def test_empty_session_variable_raises_an_error() -> None:
+def test_empty_session_name_is_refused_at_load() -> None:
     with pytest.raises(
         ConfigError, match=r"session: '' names no session .*not set.*stoker sessions.*leave session= out"
     ):
@@ -253,7 +253,7 @@ MANAGE = [contextlib.contextmanager(one_by_one), contextlib.asynccontextmanager(
 
 
 @pytest.mark.parametrize("function", MANAGE, ids=lambda function: str(function.__name__))
-def test_a_context_manager_is_no_app(function: Any) -> None:
+def test_context_manager_is_refused_as_an_app(function: Any) -> None:
     for decorate in (stoker.app, stoker.app(context=MODEL)):
         with pytest.raises(ConfigError, match="is a context manager"):
             decorate(function)
@@ -307,6 +307,6 @@ def test_argument_ignored_for_the_cache_must_be_a_parameter() -> None:
     assert stoker.app(cache=True, ignore_for_cache=["nope"])(lambda **given: given)
 
 
-def test_block_rule_is_refused_if_parsl_starts_the_blocks() -> None:
+def test_demand_provisioning_is_refused_if_parsl_starts_the_blocks() -> None:
     with pytest.raises(ConfigError, match=r"provisioning = \"demand\" has no effect in a program"):
         stoker.StokerExecutor(Site(policy=Policy(provisioning=ProvisioningName.DEMAND)))

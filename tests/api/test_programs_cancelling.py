@@ -91,7 +91,7 @@ class SlowToPack:
         return str, (self.text,)
 
 
-def test_call_cancelled_while_packed_never_starts(session, tmp_path):
+def test_call_cancelled_while_its_arguments_are_pickled_never_starts(session, tmp_path):
     begun = tmp_path / "begun"
     # arguments with a future are packed when the future is done
     future = nap(600, SlowToPack(str(begun)), after=nap(0))
@@ -119,7 +119,7 @@ def test_executor_futures_report_cancellation_to_waiters(session):
     assert not wait(futures, timeout=PATIENCE_S).not_done
 
 
-def test_final_failure_is_not_retried(session, tmp_path):
+def test_call_that_kills_its_process_runs_at_most_twice(session, tmp_path):
     @stoker.app()
     def dies(path):
         with open(path, "a") as file:

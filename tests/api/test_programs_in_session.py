@@ -185,7 +185,7 @@ def test_leaving_a_map_loop_cancels_unfinished_calls(session):
     assert session.status().queued == 0
 
 
-def test_error_names_its_call_and_its_item(session):
+def test_call_error_names_its_call_and_its_map_item(session):
     @stoker.app()
     def half(number):
         print("half of", number)
@@ -215,7 +215,7 @@ def test_map_with_batch_size_passes_lists_to_the_function(session):
     assert list(stoker.map(total, [])) == []
 
 
-def test_map_raises_at_the_position_of_the_error_and_cancels_others(session):
+def test_failed_map_item_raises_in_order_and_cancels_later_calls(session):
     def picky(number):
         if number == 7:
             raise ValueError("seven")
@@ -295,7 +295,7 @@ def test_map_returns_exceptions_as_results(session, ordered):
     assert (numbers if ordered else sorted(numbers)) == [number for number in range(40) if number % 10 != 3]
 
 
-def test_batch_that_cannot_be_sent_can_be_returned_as_a_result(session):
+def test_map_returns_the_error_of_a_batch_that_cannot_be_pickled(session):
     said = []
     lists = stoker.map(
         len,
@@ -342,7 +342,7 @@ def test_stop_iteration_raised_by_a_call_does_not_end_the_map_loop(session):
         asyncio.run(asyncio.wait_for(awaits(), 30))
 
 
-def test_call_receives_its_arguments_as_of_the_submission(session):
+def test_arguments_changed_after_submission_do_not_affect_the_call(session):
     double = stoker.app()(lambda point, **more: (point["v"], more))
     point, array, found = {}, np.zeros(1), []
     for number in range(20):
@@ -580,7 +580,7 @@ def test_call_that_exceeds_its_timeout_fails(session):
     assert caught.value.call.startswith("c-")
 
 
-def test_specification_may_name_the_context(session, tmp_path):
+def test_parsl_resource_specification_may_name_the_context(session, tmp_path):
     @python_app
     def word(parsl_resource_specification=None):
         from stoker import load_variable_from_serverless
@@ -610,12 +610,12 @@ def test_session_returns_its_status(session, greet):
     assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"
 
 
-def test_option_that_the_own_policy_does_not_support_is_refused(session):
+def test_option_that_the_session_policy_does_not_support_is_refused(session):
     with pytest.raises(errors.ConfigError, match=r"does not honour .*leave out variants"):
         stoker.app(variants=[greeter("other", os.devnull)])(abs)(1).result(60)
 
 
-def test_session_shows_its_running_maps(session):
+def test_session_status_lists_its_running_maps(session):
     stream = stoker.map(abs, range(-10_000, 0), window=10)
     next(stream)
     (one,) = session.status().maps

@@ -65,7 +65,7 @@ class Pressed(MonitoringHub):  # type: ignore[misc]  # parsl is untyped
         return lambda *args, **options: None
 
 
-def test_interrupted_load_leaves_nothing(tmp_path: Path) -> None:
+def test_new_session_can_be_loaded_after_an_interrupted_load(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match=r"stoker\.load was interrupted; its processes have ended") as caught:
         stoker.load(run_dir=tmp_path / "runs", monitoring=Pressed())
     files = {Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)}

@@ -227,7 +227,7 @@ def test_kept_file_accepts_a_changed_function_only_with_reuse(session, kept):
         stoker.map(made(2), [1], keep=kept, batch_size=2, reuse=True)
 
 
-def test_path_that_can_hold_no_file_is_refused(session):
+def test_keep_path_that_cannot_be_a_file_is_refused(session):
     for keep, words in (
         ("no/such/run.jsonl", "folder no/such does not exist"),
         (".", "is a folder; name a file in it"),

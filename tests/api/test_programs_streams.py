@@ -98,7 +98,7 @@ def test_take_arrived_returns_all_arrived_pieces():
         assert "count" in str(caught.value.__cause__)
 
 
-def test_future_of_a_generator_has_a_list_and_its_pieces():
+def test_generator_future_gives_its_items_as_a_list_and_as_a_stream():
     future = count(5)
     assert list(future.pieces()) == [0, 1, 2, 3, 4]
     assert future.result(30) == [0, 1, 2, 3, 4]
@@ -113,7 +113,7 @@ def test_future_of_a_generator_has_a_list_and_its_pieces():
         failing.result(30)
 
 
-def test_cached_cancelled_and_unsent_futures_have_pieces():
+def test_cached_call_has_pieces_and_cancelled_or_unsent_call_raises():
     remembered = stoker.app(cache=True)(count.function)
     assert list(remembered(4).pieces()) == [0, 1, 2, 3]
     assert list(remembered(4).pieces()) == [0, 1, 2, 3]
@@ -232,7 +232,7 @@ def test_slow_reader_loses_no_piece_and_delays_no_other_reader(session, until):
     assert [each for _, each in slow] == list(range(1, count_all))
 
 
-def test_one_call_library_ends_after_the_last_piece_is_read():
+def test_library_that_serves_one_call_delivers_its_whole_stream():
     @stoker.context(awareness="none")
     def fresh():
         return os.getpid()

@@ -107,7 +107,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, stoker.context
     return {name: stoker.causal_lm(str(folder / name), memory="700 MB", threads=1) for name in longest}
 
 
-def test_pilot_refuses_a_request_that_would_be_late(
+def test_pilot_refuses_a_request_that_would_miss_its_latency_limit(
     session: Any, models: dict[str, Any], tmp_path: Path, until: Callable[..., Any]
 ) -> None:
     assert all(model.needs.token_bytes for model in models.values())
@@ -155,7 +155,7 @@ def test_hub_model_reports_its_token_cache_after_its_first_load(session: Any) ->
     assert promised(session.status()) < 2_000_000_000
 
 
-def test_calls_stay_within_a_token_cache_of_the_users_own(session: Any, tmp_path: Path) -> None:
+def test_concurrent_calls_fit_into_the_token_cache_of_a_user_context(session: Any, tmp_path: Path) -> None:
     lengths = {"input_length": 10, "expected_output": 1}
     asked = stoker.app(context=own_cache(), ttft="60 s", tpot="20 s", features=lengths)(reply)
     first = asked(str(tmp_path / "ready"))

@@ -99,7 +99,7 @@ def test_exception_of_a_call_shows_only_frames_of_the_user(tmp_path, several, st
     assert not any(place in said for place in OWN)
 
 
-def test_input_error_of_a_map_keeps_both_frames_of_the_user(several):
+def test_input_error_of_a_map_shows_the_map_line_and_the_input_frame(several):
     said = several["inputs"]
     assert "list(stoker.map(abs, items()))" in said
     assert "in items" in said

@@ -56,7 +56,7 @@ NAMES = {
 NEED_TORCH = {"CausalLM", "fill_bank", "run_job"}
 
 
-def test_public_modules_are_listed():
+def test_stoker_has_exactly_the_listed_public_modules():
     assert {*NAMES, "errors", "units"} == set(stoker._MODULES)
 
 

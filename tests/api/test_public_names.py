@@ -11,7 +11,7 @@ from stoker import errors
 from stoker.manager.executor.futures import AppCallFuture
 
 
-def test_exported_names_are_listed():
+def test_stoker_exports_exactly_the_listed_names():
     assert sorted(stoker.__all__) == [
         "StokerError", "StokerExecutor", "__version__", "amap", "app", "causal_lm", "context", "device", "encoder",
         "encoder_family", "family", "gang", "kept", "load", "load_variable_from_serverless", "map", "progress",
@@ -78,7 +78,7 @@ def test_every_error_survives_pickling_with_its_facts(kind):
         (lambda: stoker.app(context=stoker.context(dict)())(lambda *, x: x), "first parameter"),
     ],
 )
-def test_invalid_decorator_use_is_refused_at_its_line(make, words):
+def test_invalid_use_of_the_app_decorator_is_refused(make, words):
     with pytest.raises(errors.StokerError, match=words):
         make()
 

@@ -99,7 +99,7 @@ def test_kill_during_insertions_loses_no_reported_prompt(tmp_path):
     assert not list(tmp_path.glob("*.damaged-*"))
 
 
-def test_two_processes_insert_the_same_prompts_at_once(tmp_path):
+def test_concurrent_insertions_of_the_same_prompts_store_each_once(tmp_path):
     made(tmp_path)
     processes = [start(INSERT, str(tmp_path), "same", "30") for _ in range(2)]
     for process in processes:

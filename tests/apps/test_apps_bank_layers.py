@@ -104,7 +104,7 @@ TestBank = Bank.TestCase
     seed=st.integers(0, 99),
     nan=st.booleans(),
 )
-def test_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed, nan):
+def test_lookup_scores_each_prompt_once_and_at_most_its_limit(count, k, limit, seed, nan):
     layers = bank(count, k=k, seed=seed)
     losses = {f"prompt {number}": loss for number, loss in enumerate(np.random.default_rng(seed).random(count))}
     if nan and count > 1:
@@ -126,7 +126,7 @@ def test_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed, 
         assert found.loss == score_all_candidates(layers, score).loss
 
 
-def test_large_cluster_is_searched_within_the_limit():
+def test_lookup_in_a_large_cluster_stays_within_its_score_limit():
     layers = bank(600, k=10, largest_group=16)
     largest = max(layers.clusters, key=len)
     assert len(largest) > 200
@@ -160,7 +160,7 @@ def test_lookup_searches_the_second_best_cluster():
 @pytest.mark.parametrize(
     ("losses", "says"), [(lambda texts: [1.0], "returned 1 losses"), (lambda texts: [math.nan] * len(texts), "none of")]
 )
-def test_failing_scorer_is_refused(losses, says):
+def test_lookup_raises_an_error_if_the_scorer_returns_invalid_losses(losses, says):
     with pytest.raises(StokerError, match=says):
         look_up(bank(30), losses)
 
@@ -194,7 +194,7 @@ def test_features_that_are_all_the_same_make_a_bank():
     assert insert(layers, "another", np.ones(WIDTH, dtype=np.float32)).did is InsertionOutcome.ADDED
 
 
-def test_evaluation_samples_are_a_few_and_the_same():
+def test_evaluation_samples_are_a_small_reproducible_subset():
     samples = [(str(number), "x") for number in range(100)]
     some = evaluation_samples(samples)
     assert len(some) == len(set(some)) == 16
@@ -249,6 +249,6 @@ def test_same_distances_give_the_same_medoids():
 
 
 @pytest.mark.parametrize(("count", "k"), [(0, 3), (3, 0)])
-def test_empty_inputs_are_refused(count, k):
+def test_k_medoids_refuses_zero_points_or_zero_clusters(count, k):
     with pytest.raises(ValueError, match="1 or more"):
         k_medoids(np.zeros((count, count), dtype=np.float32), k=k)

@@ -47,7 +47,7 @@ def same(one: BankStore, other: BankStore) -> bool:
     )
 
 
-def test_reopened_bank_is_the_same(tmp_path):
+def test_reopened_bank_has_the_same_prompts_and_clusters(tmp_path):
     bank = made(tmp_path, capacity=63)
     for number in range(9):
         tuned = Candidate(text="ab" * number + "h", task="t", metric="accuracy", value=number / 10, tuned_at=1e9)
@@ -58,7 +58,7 @@ def test_reopened_bank_is_the_same(tmp_path):
     assert again.layers.scale.width == 8
 
 
-def test_features_are_read_once(tmp_path):
+def test_features_of_each_prompt_are_computed_once(tmp_path):
     reader, told = Letters(), []
     bank = ensure_bank(tmp_path, prompts(150), read=reader, k=6, progress=lambda *done: told.append(done), **OF)
     assert sorted(reader.asked) == sorted(one.text for one in prompts(150))
@@ -80,7 +80,7 @@ def test_two_stores_see_each_others_insertions(tmp_path):
     assert same(one.refresh(), other)
 
 
-def test_long_tail_is_rewritten(tmp_path):
+def test_bank_file_is_compacted_after_repeated_insertions(tmp_path):
     """Repeated insertions of one text do not grow the file without limit; other readers notice its rewritten file."""
     bank, other = made(tmp_path, 20), open_bank(tmp_path, **OF)
     sizes = []
@@ -108,7 +108,7 @@ def test_another_models_bank_is_refused(tmp_path):
         ensure_bank(tmp_path, prompts(3), model="model-b", reading="letters", read=Letters())
 
 
-def test_halved_bank_is_refused_and_rebuilt(tmp_path):
+def test_truncated_bank_file_is_refused_and_can_be_rebuilt(tmp_path):
     bank = made(tmp_path)
     insert(bank, Candidate(text="tuned abba", task="t", value=0.7), read=Letters())
     whole = bank.path.read_bytes()
@@ -125,7 +125,7 @@ def test_halved_bank_is_refused_and_rebuilt(tmp_path):
     assert len(list(tmp_path.glob("bank.damaged-*"))) == 1
 
 
-def test_changed_byte_is_named_and_no_prompt_is_lost(tmp_path):
+def test_corrupted_bank_byte_is_reported_and_no_prompt_is_lost(tmp_path):
     bank = made(tmp_path)
     insert(bank, Candidate(text="tuned abba"), read=Letters())
     for name, error in (("bank", "damaged at byte"), ("readings", "")):
@@ -144,7 +144,7 @@ def test_changed_byte_is_named_and_no_prompt_is_lost(tmp_path):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.floats(0, 1))
-def test_any_cut_is_refused_or_loses_only_later_insertions(tmp_path, cut):
+def test_truncated_bank_is_refused_or_loses_only_its_last_insertions(tmp_path, cut):
     folder = tmp_path / "bank"
     if not folder.exists():
         bank = made(folder, 8)
@@ -165,7 +165,7 @@ def test_any_cut_is_refused_or_loses_only_later_insertions(tmp_path, cut):
     assert same(open_bank(folder, **OF), found)
 
 
-def test_torn_record_is_distinguished_from_a_damaged_one(tmp_path):
+def test_incomplete_last_record_is_not_reported_as_damage(tmp_path):
     path = tmp_path / "file"
     end = store.append_records(path, [b"one", b"", b"three"], at=0)
     whole = path.read_bytes()

@@ -50,7 +50,7 @@ def test_conversation_keeps_every_supported_field():
     assert (found.custom_id, found.line, found.endpoint, found.model) == ("a", 3, Endpoint.CHAT, "m")
 
 
-def test_defaults_are_openais():
+def test_sampling_defaults_equal_those_of_openai():
     chat = read({"model": "m", "messages": TURN}).sampling
     assert (chat.max_new_tokens, chat.temperature, chat.top_p, chat.stop) == (0, 1.0, 1.0, ())
     assert read({"model": "m", "prompt": "x"}, url=COMPLETIONS).sampling.max_new_tokens == 16
@@ -65,7 +65,7 @@ def test_default_seed_depends_on_the_request_alone():
     assert seed("a") == seed("a") != seed("b")
 
 
-def test_likelihoods_and_schemas_are_read():
+def test_logprobs_and_json_schema_options_are_read():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     options = {"logprobs": True, "top_logprobs": 4, "response_format": form}
@@ -77,12 +77,12 @@ def test_likelihoods_and_schemas_are_read():
     assert read({"model": "m", "prompt": "x"}, url=COMPLETIONS).sampling.logprobs == -1
 
 
-def test_completion_takes_a_text_or_several():
+def test_completion_request_accepts_one_or_several_prompts():
     assert read({"model": "m", "prompt": "x", "stop": "."}, url=COMPLETIONS).texts == ("x",)
     assert read({"model": "m", "prompt": ["x", "y"]}, url=COMPLETIONS).texts == ("x", "y")
 
 
-def test_embeddings_take_a_text_or_several_as_numbers_or_packed():
+def test_embeddings_request_accepts_several_texts_and_both_encodings():
     found = read({"model": "m", "input": "x", "encoding_format": "float"}, url=EMBEDDINGS)
     assert (found.endpoint, found.texts, found.packed) == (Endpoint.EMBEDDINGS, ("x",), False)
     found = read({"model": "m", "input": ["x", "y"], "encoding_format": "base64"}, url=EMBEDDINGS)
@@ -98,7 +98,7 @@ def test_embeddings_take_a_text_or_several_as_numbers_or_packed():
         ({"input": ["x"] * 2049}, "input", "has 2,049 texts; at most 2,048 are allowed in a request"),
     ],
 )
-def test_wrong_embeddings_requests_are_refused(fields, param, says):
+def test_invalid_embeddings_request_is_refused_with_its_field(fields, param, says):
     found = read({"model": "m", "input": "x", **fields}, url=EMBEDDINGS)
     assert isinstance(found, RefusedLine)
     assert found.error.param == param
@@ -182,7 +182,7 @@ def test_unsupported_chat_body_is_refused(fields, param, code, says):
         ({"suffix": "end"}, "suffix", 'only "" is supported'),
     ],
 )
-def test_wrong_completion_is_refused(fields, param, says):
+def test_invalid_completion_request_is_refused_with_its_field(fields, param, says):
     found = read({"model": "m", "prompt": "x", **fields}, url=COMPLETIONS)
     assert isinstance(found, RefusedLine)
     assert found.error.param == param
@@ -202,7 +202,7 @@ def test_wrong_completion_is_refused(fields, param, says):
         (line_of({}, label="x").data, "unknown_parameter", "label is not a field of a request"),
     ],
 )
-def test_wrong_line_is_refused(line, code, says):
+def test_invalid_request_line_is_refused_with_its_number(line, code, says):
     found = parse_request_line(Line(5, line), seen={}, admit=ANY.admit)
     assert isinstance(found, RefusedLine)
     assert found.error.code == code
@@ -260,7 +260,7 @@ def test_example_has_no_refused_request():
 # ---- models
 
 
-def test_models_are_named_or_serve_all_names(tmp_path):
+def test_model_given_without_a_name_serves_all_other_names(tmp_path):
     (tmp_path / "a=b").mkdir()
     models = read_models(["one=models/one", "two=org/two", str(tmp_path / "a=b")])
     assert models.named == {"one": "models/one", "two": "org/two"}

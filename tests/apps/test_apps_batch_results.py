@@ -59,7 +59,7 @@ def test_answers_and_errors_come_in_the_order_of_the_requests(tmp_path, checked,
     assert first_errors(checked, log, totals, failed, most=2) == ["line 2: method must be POST", "too long"]
 
 
-def test_no_character_of_an_answer_ends_a_line(tmp_path, checked):
+def test_no_character_of_an_answer_breaks_its_output_line(tmp_path, checked):
     text = "".join(map(chr, [*range(1, 0x20), 0x85, 0x2028, 0x2029, 0x1F600]))
     with RecordLog(tmp_path / "odd", key=KEY) as log:
         log.append([make_record(answer("a", 1, text=text), digest=checked.digest)])
@@ -68,7 +68,7 @@ def test_no_character_of_an_answer_ends_a_line(tmp_path, checked):
     assert line["response"]["body"]["choices"][0]["message"]["content"] == text
 
 
-def test_line_equals_openais_and_is_reproducible(checked):
+def test_response_line_has_the_openai_format_and_is_reproducible(checked):
     line = make_record(answer("a", 1), digest=checked.digest)["line"]
     assert line == make_record(answer("a", 1), digest=checked.digest)["line"]
     assert list(line) == ["id", "custom_id", "response", "error"]
@@ -96,6 +96,6 @@ def test_failed_call_is_the_error_of_its_request(error):
 
 
 @pytest.mark.parametrize("error", [ContextError("no model"), SessionError("it is over")])
-def test_error_of_all_requests_ends_the_run(error):
+def test_error_that_affects_all_requests_ends_the_run(error):
     with pytest.raises(type(error)):
         convert_error_unless_fatal(error, line=7)

@@ -103,7 +103,7 @@ def test_json_goes_to_stdout_alone(capsys):
     assert err == "for people\n"
 
 
-def test_progress_says_what_it_waits_for():
+def test_progress_display_names_what_the_run_waits_for():
     facts = ContextFacts(names=("llm-a",), loading=2, loading_on=("cpu:0", "cpu:1"), pilots=1, devices=2)
     progress = Progress(total=600, done=212, noun="claims", facts=lambda: ContextFacts(waits_for="no pilot yet"))
     progress.refresh()
@@ -139,7 +139,7 @@ def lines_of(progress, facts, polls, *, first_at=0.0):
     return lines
 
 
-def test_wait_is_reported_once_a_minute_or_when_it_changes():
+def test_wait_is_reported_once_a_minute_or_when_its_reason_changes():
     def gone(now):
         return ContextFacts(names=("llm-a",), loads=1, waits_for=GONE.format(show_seconds(now), show_seconds(2 * now)))
 
@@ -157,7 +157,7 @@ def test_wait_is_reported_once_a_minute_or_when_it_changes():
     assert [at for at, _ in lines_of(progress, lambda _: hot, 2, first_at=290.0)] == [290.0]
 
 
-def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
+def test_progress_display_shows_a_second_counter_as_a_rate(monkeypatch):
     now = 100.0
     monkeypatch.setattr("stoker.console.time.monotonic", lambda: now)
     facts = ContextFacts(names=("llm-a",), hot=1, pilots=1, devices=1)
@@ -171,7 +171,7 @@ def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
     assert progress.numbers() == "22/100   11.0 requests/s   1,250 tokens/s   hot 1/1   left 0:06"
 
 
-def test_next_command_is_about_the_same_files(here):
+def test_suggested_next_command_names_the_same_input_files(here):
     options = VerificationOptions(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
     steps = _next_steps(options, Attempt(), everything=5, prompts=3)
     assert "run fact_verification --model hub/m --claims 'my claims.csv' --all " in steps[0]
@@ -186,7 +186,7 @@ def test_commands_start_without_a_gpu_library():
     assert done.stdout.strip() == "[]"
 
 
-def test_facts_of_a_joined_session_leave_out_earlier_work() -> None:
+def test_run_statistics_of_a_joined_session_omit_earlier_work() -> None:
     before = ContextFacts(names=("llm-a",), hot=1, loads=2, load_total_s=8.0, calls=30, devices=1)
     after = ContextFacts(names=("llm-a",), hot=2, loads=3, load_total_s=12.0, calls=37, devices=2)
     mine = after.since(before)

@@ -50,7 +50,7 @@ def test_damaged_user_file_is_refused_by_name(
     assert str(caught.value).startswith(str(path))
 
 
-def test_damaged_replaceable_file_counts_as_missing(tmp_path: Path, damaged: bytes) -> None:
+def test_damaged_status_or_timing_file_counts_as_missing(tmp_path: Path, damaged: bytes) -> None:
     for name in ("state.json", "pace.json"):
         (tmp_path / name).write_bytes(damaged)
     assert board.read_entry(tmp_path) is None

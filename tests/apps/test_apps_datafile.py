@@ -63,7 +63,7 @@ def test_parquet_with_lists_of_evidence_is_read(tmp_path):
         ("a.txt", "A.", ["cannot tell its format", ".jsonl"]),
     ],
 )
-def test_bad_row_is_named(tmp_path, name, text, says):
+def test_invalid_claims_file_error_names_the_file_and_the_fault(tmp_path, name, text, says):
     path = put(tmp_path, name, text)
     with pytest.raises(ConfigError) as caught:
         read_claims(path)
@@ -80,13 +80,13 @@ def test_missing_file_and_folder_are_refused(tmp_path):
             list(read_rows(path))
 
 
-def test_shipped_sample_is_balanced_and_whole():
+def test_shipped_sample_has_333_claims_of_each_label():
     claims = read_claims(SAMPLE)
     assert len(claims) == 999
     assert all(sum(claim.label is label for claim in claims) == 333 for label in Label)
 
 
-def test_sample_keeps_each_labels_share_and_the_order():
+def test_sampled_claims_keep_label_shares_and_file_order():
     labels = [Label.SUPPORTS] * 60 + [Label.REFUTES] * 30 + [Label.NOT_ENOUGH_INFO] * 10
     claims = [Claim(id=str(n), claim="x", label=label, evidence="", place="") for n, label in enumerate(labels)]
     drawn = sample_claims(claims, limit=21, seed=3)
@@ -116,7 +116,7 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".csv", ".csv.gz", ".csv.xz", ".p
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("how", ["cut off", "garbage", "not text and cut off", "damaged"])
-def test_file_that_is_cut_off_or_damaged_is_named_with_the_place(tmp_path, ending, how):
+def test_truncated_or_damaged_file_error_names_the_file_and_place(tmp_path, ending, how):
     whole, chance = packed(ending), random.Random(7)
     middle = len(whole) // 2
     noise = b"\xff" + chance.randbytes(5000).translate(None, b"\r\n")
@@ -160,7 +160,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", [r'{"id": "\ud800"}', r'{"id": {"a": ["b\uDC00"]}}'])
-def test_half_a_character_is_refused_with_its_line(tmp_path, text):
+def test_lone_surrogate_is_refused_with_its_line(tmp_path, text):
     whole = r'{"id": "\ud83d\ude00 and \\ud800"}' + "\n"
     with pytest.raises(ConfigError, match=r"line 2: holds \\u[0-9a-f]{4}, half of a character"):
         list(read_rows(put(tmp_path, "a.jsonl", whole + text + "\n")))
@@ -223,7 +223,7 @@ def test_saved_hugging_face_data_set_is_read(tmp_path):
     assert rows[7_000].place == "row 7001"
 
 
-def test_splits_are_named_unless_there_is_one(tmp_path):
+def test_data_set_with_several_splits_requires_the_path_of_a_split(tmp_path):
     for split in ("train", "test"):
         save_data_set(tmp_path / split, shards=1)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -233,7 +233,7 @@ def test_splits_are_named_unless_there_is_one(tmp_path):
     assert len(list(read_rows(tmp_path))) == 10_000
 
 
-def test_rows_before_a_cut_are_given(tmp_path):
+def test_rows_before_the_truncation_of_an_arrow_file_are_read(tmp_path):
     path = tmp_path / "a.arrow"
     with pyarrow.ipc.new_stream(path, TABLE.schema) as stream:
         stream.write_table(TABLE, max_chunksize=1000)

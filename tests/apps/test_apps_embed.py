@@ -124,7 +124,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 @needs_torch
-def test_unusable_input_is_named_in_a_sentence(
+def test_embed_command_explains_unusable_input(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     from click.testing import CliRunner

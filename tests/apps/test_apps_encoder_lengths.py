@@ -68,7 +68,7 @@ def test_unsteady_times_are_reported() -> None:
 # ---- a user's texts
 
 
-def test_sample_has_each_row_as_likely_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_sample_is_drawn_uniformly_from_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps({"said": f"text {number}"}) for number in range(3000)]
     (tmp_path / "t.jsonl").write_text("\n".join([*rows, '{"said": null}', '{"said": ""}']))
     monkeypatch.setattr(run, "SAMPLE", 600)
@@ -98,7 +98,7 @@ def test_rows_without_a_text_are_named(tmp_path: Path, lines: str, says: str) ->
 # ---- code on a pilot
 
 
-def test_model_is_asked_for_what_the_command_was_told() -> None:
+def test_measurement_call_passes_the_command_options_to_the_model() -> None:
     class Model:
         def profile_lengths(self, **asked: Any) -> Any:
             asked.pop("told")(1, 2)
@@ -118,7 +118,7 @@ def test_model_is_asked_for_what_the_command_was_told() -> None:
         (["--model", "tiny", "--texts", "t.jsonl"], "the tokenizer of tiny cannot be read"),
     ],
 )
-def test_unusable_input_is_named_in_a_sentence(
+def test_encoder_lengths_command_explains_unusable_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     from click.testing import CliRunner

@@ -211,7 +211,7 @@ def test_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny, 
     assert not list((tmp_path / "run").glob("*.part"))
 
 
-def test_unanswered_requests_are_in_the_errors_and_no_other_is_lost(tmp_path, tiny, up):
+def test_refused_requests_go_to_the_error_file_and_others_run(tmp_path, tiny, up):
     lines = [
         request(0, temperature=0),
         request(1, n=2),

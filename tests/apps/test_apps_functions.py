@@ -23,7 +23,7 @@ def model(tmp_path):
     return tmp_path
 
 
-def test_equal_loaders_make_one_context_of_one_model(model):
+def test_equal_loaders_of_a_model_share_one_context(model):
     """Applications and programs with `causal_lm` share one hot model. Loaders for written texts request as many slots
     as the engine serves; loaders that score or tune run one call at a time.
     """
@@ -60,7 +60,7 @@ def test_pickled_app_keeps_its_options(model):
     assert repr(there.with_options(priority=2)) == "<app len: no context, timeout 5 min, priority 2>"
 
 
-def test_method_has_the_options_that_its_decorator_names(model):
+def test_with_options_is_refused_on_a_method_app(model):
     class Asks:
         @stoker.app(context=stoker.causal_lm(model))
         def ask(self, context, question):

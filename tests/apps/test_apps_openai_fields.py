@@ -70,7 +70,7 @@ def test_fields_of_openais_requests_are_all_classified(endpoint, types):
     assert set(typing.get_type_hints(types)) <= placed
 
 
-def test_each_field_has_one_class():
+def test_request_field_has_only_one_classification():
     places = [*HONOURED.values(), IGNORED, NEUTRAL.keys(), REFUSED, ENGINE_FIELDS.keys()]
     others = [set(each) for each in places[3:]]
     for at, each in enumerate(others):
@@ -79,7 +79,7 @@ def test_each_field_has_one_class():
 
 
 @BOTH
-def test_answers_of_openais_types_are_accepted_as_history(read):
+def test_openai_response_message_is_accepted_in_a_later_request(read):
     own = chat_body([Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
     openais = {
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt", "service_tier": "default",
@@ -144,7 +144,7 @@ FORMS = [
 
 @BOTH
 @pytest.mark.parametrize(("body", "field", "option", "value"), FORMS)
-def test_every_way_to_ask_for_a_form_reaches_the_engine(read, body, field, option, value):
+def test_every_structured_output_option_reaches_the_engine(read, body, field, option, value):
     for endpoint, words in ((Endpoint.CHAT, {"messages": [QUESTION]}), (Endpoint.COMPLETIONS, {"prompt": "x"})):
         sampling = read(endpoint, {"model": "m", **words, **body}).sampling
         assert {"json_schema": sampling.json_schema, **dict(sampling.engine_options)}[option] == value
@@ -162,7 +162,7 @@ def test_every_way_to_ask_for_a_form_reaches_the_engine(read, body, field, optio
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )  # fmt: skip
-def test_wrong_form_is_refused_by_name(read, body, param):
+def test_invalid_structured_output_option_is_refused_by_name(read, body, param):
     with pytest.raises(RequestRefused) as refused:
         read(Endpoint.CHAT, {"model": "m", "messages": [QUESTION], **body})
     assert refused.value.error.param == param

@@ -19,7 +19,7 @@ PROFILE = [sys.executable, "-m", "stoker.manager.cli.main", "profile"]
 LIMIT_S = 150
 
 
-def test_cells_have_rows_of_read_tokens_and_columns_of_context() -> None:
+def test_profile_table_has_a_column_for_each_context_length() -> None:
     cells = [(1.0, 64.0, 0.0021, 5), (1.0, 130.0, 0.0123, 5), (8.0, 64.0, 1.5, 5)]
     assert [line.split() for line in grid(cells, rows="requests")] == [
         ["requests", "64", "128"], ["1", "2.10", "12.3"], ["8", "1,500", "·"],
@@ -27,7 +27,7 @@ def test_cells_have_rows_of_read_tokens_and_columns_of_context() -> None:
     assert len(grid([(1.0, 2.0**power, 0.1, 1) for power in range(20)], rows="tokens")[0].split()) <= 13
 
 
-def test_site_with_a_session_is_refused() -> None:
+def test_profile_refuses_a_site_together_with_a_session() -> None:
     done = Stoker()("profile", "--site", "a", "--session", "b")
     assert done.exit_code == 2
     assert "give one" in done.output

@@ -4,7 +4,7 @@ from stoker.apps.fact_verification.options import SHIPPED, SHIPPED_EVIDENCE, Cla
 from stoker.errors import ConfigError
 
 
-def test_shipped_templates_end_where_answers_begin():
+def test_shipped_prompt_templates_end_without_trailing_space():
     plain = read_prompts(SHIPPED)
     assert [one.name for one in plain] == ["plain", "definitions", "question"]
     assert not any(one.has_evidence_placeholder for one in plain)
@@ -13,7 +13,7 @@ def test_shipped_templates_end_where_answers_begin():
     assert all(one.text == one.text.rstrip() for one in plain)
 
 
-def test_filling_leaves_braces_of_claims_alone():
+def test_filled_template_keeps_braces_in_claims_unchanged():
     prompt = PromptTemplate(name="a", text="{ {evidence}|{claim}|{")
     claim = Claim(id="1", claim="say {evidence}", label=Label.SUPPORTS, evidence="{claim}", place="")
     assert (prompt.prefix, prompt.fill(claim)) == ("{ ", "{claim}|say {evidence}|{")
@@ -54,7 +54,7 @@ def test_jsonl_templates_are_read(tmp_path):
         ("", "has no templates"),
     ],
 )
-def test_bad_template_is_named(tmp_path, text, says):
+def test_invalid_template_error_names_the_file_and_the_fault(tmp_path, text, says):
     path = tmp_path / "p.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:

@@ -62,7 +62,7 @@ def log(tmp_path):
         yield log
 
 
-def test_plan_makes_only_missing_results(tmp_path):
+def test_plan_contains_only_claims_without_a_result(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         calls = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
         assert [(call.prompt.name, len(call.claims)) for call in calls] == [
@@ -79,7 +79,7 @@ def test_plan_makes_only_missing_results(tmp_path):
         assert sorted([*asked, *there]) == sorted((name, claim.id) for name in ("good", "bad") for claim in CLAIMS)
 
 
-def test_rows_are_in_order_whatever_order_the_calls_ended_in(tmp_path, log):
+def test_result_rows_keep_claim_order_for_any_order_of_calls(tmp_path, log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     with RecordLog(tmp_path / "other", key=KEY) as other:
         for number, call in reversed(list(enumerate(plan([GOOD, BAD], CLAIMS, other, batch_size=8)))):
@@ -88,7 +88,7 @@ def test_rows_are_in_order_whatever_order_the_calls_ended_in(tmp_path, log):
     assert [(row.prompt, row.claim_id) for row in rows] == [(p, c.id) for p in ("good", "bad") for c in CLAIMS]
 
 
-def test_figures_are_computed_before_and_after_calibration(log):
+def test_accuracy_is_computed_with_and_without_calibration(log):
     good, bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
     # The uncalibrated answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only.
     assert (good.right, good.raw_right) == (28, 10)
@@ -102,7 +102,7 @@ def test_figures_are_computed_before_and_after_calibration(log):
     assert best_of([bad, good]) is good
 
 
-def test_missing_result_and_a_short_call_are_errors(tmp_path):
+def test_missing_result_or_missing_row_of_a_call_raises_an_error(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         log.append(make_records(GOOD, CLAIMS[:29], scores(GOOD, CLAIMS[:29])))
         with pytest.raises(StokerError, match="no result for claim 29 with good"):
@@ -111,7 +111,7 @@ def test_missing_result_and_a_short_call_are_errors(tmp_path):
         make_records(GOOD, CLAIMS[:3], scores(GOOD, CLAIMS[:2]))
 
 
-def test_final_files_of_both_kinds_have_equal_rows(tmp_path, log):
+def test_parquet_and_jsonl_result_files_have_equal_rows(tmp_path, log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     write_results(rows, tmp_path / "a.parquet", kind="parquet")
     write_results(rows, tmp_path / "a.jsonl", kind="jsonl")
@@ -173,7 +173,7 @@ def test_report_names_differences_within_chance(log):
     assert compare(calibrated, "good", "bad") < 0.001
 
 
-def test_verify_asks_for_the_words_and_times_itself():
+def test_verification_call_returns_label_scores_and_its_run_time():
     class Toy:
         origin = "a toy"
 

@@ -40,7 +40,7 @@ def test_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path):
     third.close()
 
 
-def test_other_parameters_make_another_run(tmp_path):
+def test_changed_parameters_start_a_new_run_folder(tmp_path):
     first = opened(tmp_path)
     first.close()
     other = opened(tmp_path, parameters={"limit": 6, "prompts": {"a": "1"}})
@@ -105,7 +105,7 @@ def test_full_disk_is_reported_and_loses_no_result(tmp_path):
     assert opened(tmp_path).resumed
 
 
-def test_run_without_files_starts_again_in_its_folder(tmp_path):
+def test_run_that_failed_to_start_can_start_again_in_its_folder(tmp_path):
     for _ in range(2):
         with full_disk(10), pytest.raises(StokerError, match=r"run\.json: cannot be written"):
             opened(tmp_path, folder=tmp_path / "run")
@@ -134,7 +134,7 @@ def test_incomplete_run_is_continued_and_its_results_remade(tmp_path):
         opened(tmp_path, folder=first.path)
 
 
-def test_runs_of_one_second_get_a_folder_each(tmp_path):
+def test_runs_started_at_the_same_time_get_separate_folders(tmp_path):
     many, rounds = 8, 20
     barrier = threading.Barrier(many)
 
@@ -153,7 +153,7 @@ def test_runs_of_one_second_get_a_folder_each(tmp_path):
     assert all(path.name.startswith("toy-") for path in paths)
 
 
-def test_place_for_runs_that_is_no_folder_is_named(tmp_path):
+def test_run_root_that_is_no_folder_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     for root in ("file", "nowhere"):
@@ -185,7 +185,7 @@ def test_appended_records_are_read_again(tmp_path):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.integers(1, 8), cut=st.floats(0, 1), again=st.integers(0, 10))
-def test_any_truncation_costs_at_most_the_last_record(tmp_path, count, cut, again):
+def test_truncated_log_keeps_every_complete_record(tmp_path, count, cut, again):
     path = tmp_path / "log"
     path.unlink(missing_ok=True)
     with RecordLog(path, key=RECORD_KEY) as log:

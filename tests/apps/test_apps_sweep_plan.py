@@ -83,7 +83,7 @@ def test_empty_cell_adds_no_text_and_prints_a_note(files):
         (("data =", "data ="), None),
     ],
 )
-def test_bad_sweep_file_is_named(files, change, says):
+def test_invalid_sweep_file_is_refused_with_the_fault(files, change, says):
     path = files(SWEEP.replace(*change))
     if says is None:  # the unchanged file is valid: the failures above come from their changes
         assert read_sweep(path).models[0].name == "small"
@@ -93,7 +93,7 @@ def test_bad_sweep_file_is_named(files, change, says):
     assert says in str(caught.value)
 
 
-def test_rows_named_twice_are_refused(files):
+def test_rows_with_the_same_id_are_refused(files):
     path = files(SWEEP.replace('"rows.csv"', '"rows.csv"\nid = "topic"'), ROWS + "What?,sky\n")
     with pytest.raises(ConfigError, match=r"line 4: topic sky was already used in line 2"):
         read_sweep(path)

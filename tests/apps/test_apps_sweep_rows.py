@@ -43,7 +43,7 @@ def checked(path: Path, **more: int) -> DataRows:
     return check_rows(path, column="id", wanted=WANTED, **more)
 
 
-def test_rows_are_those_of_the_file_in_each_pass(tmp_path: Path) -> None:
+def test_rows_of_a_file_can_be_iterated_repeatedly(tmp_path: Path) -> None:
     rows = checked(write_data(tmp_path / "rows.jsonl", 5))
     assert len(rows) == 5
     for _ in range(2):
@@ -149,7 +149,7 @@ class Noted(dict[str, object]):
     """A row with weak references."""
 
 
-def test_table_is_written_a_part_at_a_time(tmp_path: Path) -> None:
+def test_parquet_table_is_written_in_parts_of_bounded_memory(tmp_path: Path) -> None:
     made: list[weakref.ref[Noted]] = []
     alive: list[int] = []
 
@@ -175,7 +175,7 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def test_jobs_take_no_more_items_while_their_results_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_reading_pauses_while_results_are_not_consumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_MOST_WAITING", 5)
     given = 0
 

@@ -77,7 +77,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("format", "text", "said", "calls"), CALLS)
-def test_calls_are_found_in_each_format(format, text, said, calls):
+def test_tool_calls_are_found_in_each_format(format, text, said, calls):
     for size in PIECES:
         assert parse(ToolCallParser(FORMATS[format], NAMES), text, size) == (said, calls)
 
@@ -95,7 +95,7 @@ def test_calls_are_found_in_each_format(format, text, said, calls):
         ("json", ""),
     ],
 )
-def test_text_without_a_call_stays_text(format, text):
+def test_text_without_a_tool_call_is_left_unchanged(format, text):
     for size in PIECES:
         assert parse(ToolCallParser(FORMATS[format], NAMES), text, size) == (text, [])
 
@@ -128,12 +128,12 @@ def test_text_and_arguments_are_streamed():
     assert bare.feed(" text").text == " text"
 
 
-def test_further_calls_are_dropped_if_only_one_is_wanted():
+def test_later_tool_calls_are_dropped_if_only_one_is_requested():
     format, text, said, calls = CALLS[1]
     assert parse(ToolCallParser(FORMATS[format], NAMES, only_first=True), text, 3) == (said, calls[:1])
 
 
-def test_arguments_of_a_named_function_are_the_whole_text():
+def test_whole_text_becomes_the_arguments_of_a_named_function():
     assert parse(NamedCallParser("add"), '{"a": 1}', 3) == ("", [["add", '{"a": 1}']])
     assert parse(NamedCallParser("add"), "", 3) == ("", [["add", ""]])
 
@@ -156,7 +156,7 @@ XML = (
         ("a < b and <function of x> and <tool_call> so <", "a < b and <function of x> and <tool_call> so <", []),
     ],
 )  # fmt: skip
-def test_calls_in_tags_become_json(text, said, calls):
+def test_tool_calls_in_xml_tags_are_converted_to_json(text, said, calls):
     parameters = {"get_weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
     for size in PIECES:
         assert parse(XMLCallParser(parameters), text, size) == (said, calls)
@@ -175,7 +175,7 @@ def test_calls_in_tags_become_json(text, said, calls):
         ("", "json"),
     ],
 )
-def test_chat_template_shows_its_format(template, format):
+def test_tool_call_format_is_detected_from_the_chat_template(template, format):
     assert detect_tool_call_format(template) == format
 
 
@@ -200,7 +200,7 @@ def test_reasoning_is_separated_from_the_answer(text, prompt, thought, said):
         assert "".join(each.text for each in found) == said
 
 
-def test_chat_template_shows_its_marks_of_reasoning():
+def test_reasoning_format_is_detected_from_the_chat_template():
     assert detect_reasoning_marks("{{ content.split('</think>')[-1] }}") == "deepseek_r1"
     assert detect_reasoning_marks("[THINK]{{ thinking }}[/THINK]") == "mistral"
     assert detect_reasoning_marks("{{ content }}") == "none"

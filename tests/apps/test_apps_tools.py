@@ -168,7 +168,7 @@ def streamed(model: WritingModel, **fields) -> tuple[str, str, list[list[str]], 
         ),
     ],
 )
-def test_answer_has_the_calls_of_its_text(text, fields, said, arguments, finish):
+def test_tool_calls_in_the_text_are_returned_whole_and_streamed(text, fields, said, arguments, finish):
     fields = {"tools": [WEATHER, TIME], **fields}
     whole = answer(WritingModel(text), **fields)
     calls = whole.message.tool_calls or []
@@ -181,13 +181,13 @@ def test_answer_has_the_calls_of_its_text(text, fields, said, arguments, finish)
     assert streamed(WritingModel(text), **fields) == ("", said or "", in_pieces, finish)
 
 
-def test_call_that_was_cut_keeps_its_reason():
+def test_truncated_tool_call_has_the_finish_reason_length():
     cut = answer(WritingModel(CALL[: -len('ome"}}</tool_call>')], finish="length"), tools=[WEATHER])
     assert cut.finish_reason == "length"
     assert cut.message.tool_calls[0].function.arguments == '{"city": "R'
 
 
-def test_answer_written_again_has_the_same_call_ids():
+def test_repeated_request_with_the_same_seed_gives_equal_call_ids():
     ids = [answer(WritingModel(CALL), tools=[WEATHER], seed=seed).message.tool_calls[0].id for seed in (1, 1, 2)]
     assert ids[0] == ids[1] != ids[2]
     short = answer(WritingModel("[TOOL_CALLS]f{}", template="{{ tools }} [TOOL_CALLS]"), tools=[WEATHER])
@@ -202,7 +202,7 @@ def test_reasoning_comes_before_text_and_calls():
     assert (reasoning, text, len(calls)) == ("Hm.", "I look.", 1)
 
 
-def test_named_format_replaces_that_of_the_template():
+def test_requested_tool_format_overrides_that_of_the_template():
     request = msgspec.structs.replace(read(tools=[WEATHER]), tool_parser="mistral", reasoning_parser="none")
     model = WritingModel('<think></think>[TOOL_CALLS]get_weather{"city": "Rome"}', template=HERMES + "</think>")
     choice = complete(model, request, "prompt", place=0)
@@ -212,7 +212,7 @@ def test_named_format_replaces_that_of_the_template():
 # ---- prompts
 
 
-def test_template_with_tools_gets_tools_calls_and_options():
+def test_chat_template_with_tool_support_receives_tools_and_calls():
     model = WritingModel()
     fields = {"messages": [QUESTION, CALLED, RESULT], "chat_template_kwargs": {"enable_thinking": False}}
     build_prompts(model, read(tools=[WEATHER], **fields))
@@ -230,7 +230,7 @@ def test_template_with_tools_gets_tools_calls_and_options():
 
 
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be kind."}]])
-def test_template_without_tools_gets_them_as_text(system):
+def test_chat_template_without_tool_support_gets_tools_as_text(system):
     model = WritingModel(CALL, template="{{ messages }}")
     fields = {"tools": [WEATHER], "messages": [*system, QUESTION, CALLED, RESULT]}
     assert answer(model, **fields).message.tool_calls[0].function.name == "get_weather"
@@ -248,7 +248,7 @@ def test_template_without_tools_gets_them_as_text(system):
 # ---- schemas and refusals
 
 
-def test_forced_call_has_a_schema():
+def test_forced_tool_call_is_constrained_by_a_json_schema():
     named = read(tools=[WEATHER, TIME], tool_choice={"type": "function", "function": {"name": "get_weather"}})
     assert json.loads(named.sampling.json_schema) == WEATHER["function"]["parameters"]
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}

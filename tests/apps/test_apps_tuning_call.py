@@ -52,7 +52,7 @@ def order_of(folder=None, *, slo_s=0.0, start=b"", virtual_tokens=0, **job):
     return Order(made, tiny.samples(), bank=bank, slo_s=slo_s, start=start)
 
 
-def test_named_initial_prompt_is_used_without_a_bank(context, tmp_path):
+def test_initial_prompt_of_the_job_is_used_without_a_bank_lookup(context, tmp_path):
     tuned = tune_prompt(context, order_of(tmp_path / "bank"))
     assert (tuned.initial, tuned.initial_from) == ("say yes or no", "the job")
     assert tuned.first_step_at > 0
@@ -60,7 +60,7 @@ def test_named_initial_prompt_is_used_without_a_bank(context, tmp_path):
     assert (tmp_path / "bank" / "readings").exists(), "the tuned prompt waits for the bank"
 
 
-def test_bank_finds_the_initial_prompt_and_gets_the_tuned_one(context, tmp_path, monkeypatch):
+def test_bank_provides_the_initial_prompt_and_stores_the_tuned_prompt(context, tmp_path, monkeypatch):
     monkeypatch.setattr(SHIPPED, candidates.SHIPPED_PROMPTS)
     tuned = tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
     shipped = {one.text: one for one in read_candidates(candidates.SHIPPED_PROMPTS)}
@@ -110,7 +110,7 @@ def test_tuning_begins_with_the_loss_of_the_prompt_found(context, tmp_path, virt
     assert tuned.initial_from.startswith(f"the bank (loss {expected:.3g}, ")
 
 
-def test_text_refused_by_tuning_has_no_score(context):
+def test_text_that_cannot_be_tuned_has_the_score_nan(context):
     pairs = [(one.input, one.target) for one in tiny.samples(4)]
     first, long, empty, last = build.scorer(context, pairs)(["yes", "no " * 100, " ", "no"])
     assert math.isnan(long)
@@ -118,7 +118,7 @@ def test_text_refused_by_tuning_has_no_score(context):
     assert [first, last] == pytest.approx(build.scorer(context, pairs)(["yes", "no"]))
 
 
-def test_too_long_lookup_is_left_out(context, tmp_path):
+def test_bank_lookup_too_long_for_the_deadline_is_skipped(context, tmp_path):
     # No lookup of this bank has been timed: a few scores show that a lookup takes longer than a millisecond.
     short = tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
     assert short.initial == "Answer with one of these: no, yes."
@@ -130,7 +130,7 @@ def test_too_long_lookup_is_left_out(context, tmp_path):
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
 
 
-def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
+def test_scoring_times_are_stored_by_device_and_virtual_token_count(tmp_path):
     (tmp_path / "pace.json").write_text('{"cpu":{"score_s":0.1,"lookup_s":7.0}}')
     assert tuning_pace.read_paces(tmp_path) == {}, "from before virtual tokens were kept"
     short, long, other = (
@@ -183,7 +183,7 @@ def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):
     assert rest.initial_from.startswith("the bank (loss ")
 
 
-def test_attempt_of_another_session_is_continued(context):
+def test_tuning_resumes_from_a_checkpoint_of_another_session(context):
     reports = []
     ambient.enter_call_scope(hook=lambda done, total, metric, state: reports.append((done, state)))
     whole = tune_prompt(context, order_of())

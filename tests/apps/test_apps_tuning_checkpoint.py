@@ -28,7 +28,7 @@ def test_state_is_unpacked_as_it_was_packed():
     }
 
 
-def test_damaged_checkpoint_counts_as_none(caplog):
+def test_damaged_checkpoint_is_ignored_with_a_warning(caplog):
     data = checkpoint.pack_state(state())
     assert checkpoint.unpack_state(b"", job="job") is None
     assert not caplog.records
@@ -43,7 +43,7 @@ def test_checkpoint_of_another_job_is_refused():
         checkpoint.unpack_state(checkpoint.pack_state(state()), job="new")
 
 
-def test_file_is_replaced_whole(tmp_path):
+def test_checkpoint_file_is_replaced_atomically(tmp_path):
     folder = tmp_path / "new" / "run"
     assert checkpoint.read_checkpoint_file(folder) == b""
     checkpoint.write_file(folder, b"one")
@@ -55,7 +55,7 @@ def test_file_is_replaced_whole(tmp_path):
     assert [file.name for file in folder.iterdir()] == [checkpoint.FILE]
 
 
-def test_folder_that_cannot_be_written_is_named(tmp_path):
+def test_unusable_checkpoint_path_is_reported_by_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"checkpoint\.safetensors: cannot be written"):
         checkpoint.write_file(tmp_path / "file", b"x")

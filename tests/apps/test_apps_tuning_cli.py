@@ -88,7 +88,7 @@ def test_missing_model_equal_names_and_many_ranks_are_refused(here):
         {"session": "k3v9", "serve": "my facts", "models": Path("lab/models.toml")},
     ],
 )
-def test_resume_command_has_every_option_of_the_stopped_one(given):
+def test_resume_command_has_every_option_of_the_stopped_command(given):
     options = SubmissionOptions(**given)
     words = shlex.split(restart_command([Path("a job.toml"), Path("b.toml")], options))
     assert words[:3] == ["stoker", "tune", "submit"]

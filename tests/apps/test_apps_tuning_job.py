@@ -45,7 +45,7 @@ def test_job_file_gives_a_job_its_settings(tmp_path):
     assert parse('model = "owner/name"\n[data]\npath = "a.csv"').model == "owner/name"
 
 
-def test_deadline_is_a_moment_in_any_time_zone(tmp_path):
+def test_deadline_with_a_time_zone_is_converted_to_a_timestamp(tmp_path):
     text = '[data]\npath = "a.csv"\n[until]\ndeadline = 2030-01-31T18:00:00+01:00\n'
     moment = datetime.datetime(2030, 1, 31, 17, tzinfo=datetime.UTC).timestamp()
     assert parse(text, now_s=moment - 1).deadline_s(submitted_s=0.0) == moment
@@ -84,7 +84,7 @@ def test_job_file_error_names_the_line_and_the_setting(text, line, key, said):
         assert caught.value.key == key
 
 
-def test_files_without_a_job_are_refused(tmp_path):
+def test_missing_or_non_utf_8_job_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         read_job(tmp_path / "job.toml")
     (tmp_path / "job.toml").write_bytes(b"name = '\xff'")
@@ -103,7 +103,7 @@ def test_job_digest_changes_with_settings_that_affect_results():
     assert digest_job(job, "data") != digest_job(job)
 
 
-def test_metric_is_better_in_its_own_direction():
+def test_higher_accuracy_and_lower_loss_count_as_better():
     assert Metric.ACCURACY.better(0.6, 0.5)
     assert not Metric.ACCURACY.better(0.5, 0.5)
     assert Metric.LOSS.better(0.5, 0.6)

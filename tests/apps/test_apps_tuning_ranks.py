@@ -59,7 +59,7 @@ def same(one, other):
     )
 
 
-def test_two_ranks_tune_as_one_does(alone):
+def test_two_ranks_give_the_same_tuning_result_as_one_rank(alone):
     answers, _ = tuned(2)
     assert all(isinstance(answer, Tuned) for answer in answers), answers
     assert len({(answer.adapter, answer.points, answer.held_out) for answer in answers}) == 1
@@ -69,7 +69,7 @@ def test_two_ranks_tune_as_one_does(alone):
 
 
 @pytest.mark.long
-def test_more_ranks_than_samples_in_a_batch(alone):
+def test_tuning_works_with_more_ranks_than_samples_in_a_batch(alone):
     small = tiny.job(batch=2, iterations=2)
     answers, _ = tuned(3, each={rank: {"job": small} for rank in range(3)})
     assert same(answers[2], tuner.tune(tiny.context(), small, tiny.samples()))
@@ -87,7 +87,7 @@ def test_job_continues_without_a_lost_rank(alone, tmp_path):
 
 
 @pytest.mark.long
-def test_all_ranks_leave_when_one_is_evicted(alone):
+def test_all_ranks_stop_with_checkpoints_when_a_rank_is_evicted(alone):
     answers, _ = tuned(2, each={1: {"leave_at": 3}})
     assert all(isinstance(answer, Evicted) for answer in answers), answers
     checkpoints = [payloads.loads(answer.state) for answer in answers]
@@ -95,7 +95,7 @@ def test_all_ranks_leave_when_one_is_evicted(alone):
     assert all(same(answer, alone) for answer in answers)
 
 
-def test_gang_scores_together_and_shares_the_initial_prompt(tmp_path):
+def test_ranks_divide_prompt_scoring_and_share_the_initial_prompt(tmp_path):
     with gang.gang("choose", specs(1, bank=str(tmp_path / "one"))) as ranks:
         ((text, scored, _),) = ranks.answers()
     with gang.gang("choose", specs(3, bank=str(tmp_path / "three"))) as ranks:
@@ -111,7 +111,7 @@ def test_gang_scores_together_and_shares_the_initial_prompt(tmp_path):
     assert remembered.score_s == pytest.approx(remembered.lookup_s / scored)
 
 
-def test_waiting_ranks_name_the_missing_ones():
+def test_rendezvous_timeout_names_the_missing_ranks():
     three = specs(3, limit_s=2.0)
     with gang.gang("meet", [three[0], three[2]]) as ranks:
         first, last = ranks.answers()
@@ -158,7 +158,7 @@ def test_second_process_of_a_rank_is_refused():
         assert early.first([0]) == 6.0
 
 
-def test_process_may_meet_others_repeatedly():
+def test_process_can_join_a_rendezvous_repeatedly():
     both = zip(specs(2), specs(2), strict=True)
     with gang.gang("meet_twice", [{"first": first, "second": second} for first, second in both]) as ranks:
         assert ranks.answers() == [[3.0, 3.0]] * 2
@@ -230,7 +230,7 @@ class Strangers:
 
 
 @pytest.mark.long
-def test_gang_meets_despite_strangers_who_learn_no_data():
+def test_rendezvous_succeeds_despite_strangers_who_receive_no_data():
     three = specs(3, job=JOB, key=secrets.token_bytes(32))
     with gang.gang("meet", three) as ranks:
         strangers = Strangers(three[0]["rendezvous"])
@@ -245,7 +245,7 @@ def test_gang_meets_despite_strangers_who_learn_no_data():
     assert b"here/" not in heard
 
 
-def test_rank_with_another_key_does_not_meet_the_gang():
+def test_rank_with_a_wrong_key_cannot_join_the_rendezvous():
     first, second = specs(2, job=JOB, key=secrets.token_bytes(32))
     with gang.gang("meet", [first]) as ranks:
         gang.wait_until_served(first["rendezvous"])
@@ -288,7 +288,7 @@ def test_every_rank_reads_the_same_values_from_the_store():
         other.close()
 
 
-def test_wrong_request_ends_only_its_own_connection():
+def test_invalid_store_request_ends_only_its_own_connection():
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
     first = stores.serve(listener, key=b"k" * 32, limit_s=1.0)
@@ -308,7 +308,7 @@ def test_wrong_request_ends_only_its_own_connection():
 
 
 @pytest.mark.long
-def test_local_values_wait_for_what_is_set_meanwhile():
+def test_get_of_a_local_value_waits_until_the_value_is_set():
     values = stores.LocalValues()
     threading.Timer(0.05, lambda: values.set("a", b"1")).start()
     assert values.get("a", wait_s=PATIENCE_S) == b"1"

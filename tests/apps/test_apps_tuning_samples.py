@@ -53,7 +53,7 @@ def test_bad_data_is_named_with_file_and_line(tmp_path, name, content, line, sai
     assert caught.value.facts.get("line") == line
 
 
-def test_parts_share_no_input_and_do_not_depend_on_order():
+def test_data_split_shares_no_input_and_ignores_sample_order():
     samples = pairs(50) + pairs(10)
     data = Data("a.jsonl", evaluation_samples=8, held_out=0.2)
     parts = split(samples, data=data, seed=3)
@@ -65,7 +65,7 @@ def test_parts_share_no_input_and_do_not_depend_on_order():
     assert split(samples, data=data, seed=4) != parts
 
 
-def test_small_data_keeps_something_to_train_on():
+def test_split_of_small_data_leaves_no_part_empty():
     for count in range(3, 12):
         parts = split(pairs(count), data=Data("a.jsonl", evaluation_samples=100, held_out=0.89), seed=0)
         assert min(map(len, (parts.training, parts.evaluation, parts.held_out))) >= 1
@@ -73,12 +73,12 @@ def test_small_data_keeps_something_to_train_on():
         split([*pairs(2), *pairs(2)], data=Data("a.jsonl"), seed=0)
 
 
-def test_samples_have_a_digest_of_their_content():
+def test_sample_digest_depends_on_content_and_order():
     assert digest_samples(pairs(3)) == digest_samples([Sample(one.input, one.target, "line 9") for one in pairs(3)])
     assert digest_samples(pairs(3)) != digest_samples(pairs(3)[::-1])
 
 
-def test_every_epoch_has_each_sample_once_however_batches_fall():
+def test_each_epoch_uses_every_sample_once_for_any_batch_size():
     taken = [index for iteration in range(9) for index in batch_indices(iteration, batch=8, count=24, seed=1)]
     assert [sorted(taken[start : start + 24]) for start in (0, 24, 48)] == [list(range(24))] * 3
     assert taken[:24] != taken[24:48]
@@ -88,7 +88,7 @@ def test_every_epoch_has_each_sample_once_however_batches_fall():
     assert batch_indices(0, batch=10, count=7, seed=2) != taken[:10]
 
 
-def test_ranks_take_all_rows_once_and_nearly_as_many_tokens():
+def test_ranks_share_all_rows_evenly_by_count_and_tokens():
     rows = [(0,) * length for length in (3, 90, 4, 80, 5, 70, 6, 60, 7)]
     for size in (1, 2, 4, 9, 12):
         parts = [share(rows, rank=rank, size=size) for rank in range(size)]
@@ -161,7 +161,7 @@ def test_bleu_splits_words_like_wmt():
 # ---- forecasts
 
 
-def test_rest_is_bounded_by_the_longest_iteration_and_evaluation():
+def test_remaining_time_uses_the_longest_iteration_and_evaluation():
     pace = IterationPace(batch=16, evaluate_every=10)
     assert pace.time_left(100, devices=1) is None
     for seconds in (0.5, 0.75, 0.25):
@@ -173,7 +173,7 @@ def test_rest_is_bounded_by_the_longest_iteration_and_evaluation():
     assert pace.time_left(0, devices=1) == TimeLeft(0.0, measured=True)
 
 
-def test_other_device_counts_scale_by_the_largest_batch_share():
+def test_remaining_time_scales_with_the_largest_batch_share():
     pace = IterationPace(batch=16, evaluate_every=10)
     pace.add(1.0, devices=2, communication_s=0.2)
     four, three = pace.time_left(10, devices=4), pace.time_left(10, devices=3)
@@ -195,7 +195,7 @@ def test_single_slow_iteration_is_forgotten():
     assert pace.longest_s(devices=1) == 1.0
 
 
-def test_clock_continues_from_earlier_runs():
+def test_time_accounting_continues_from_earlier_runs():
     clock = PartClock()
     with clock.time(Part.COMPUTE):
         sum(range(100_000))

@@ -40,7 +40,7 @@ def add(ready, *, adapter="runs/facts-1", **options):
     return add_prompt_to_models_file(given, ready, adapter=Path(adapter))
 
 
-def test_prompt_joins_the_model_that_it_was_tuned_on(here, ready):
+def test_tuned_prompt_is_added_to_its_base_model_in_the_models_file(here, ready):
     file = here / "models.toml"
     file.write_text(BASE)
     served = add(ready)
@@ -50,7 +50,7 @@ def test_prompt_joins_the_model_that_it_was_tuned_on(here, ready):
     assert (found.base, found.adapter) == ("small", str(here / "runs" / "facts-1"))
 
 
-def test_new_models_file_gets_the_base_too(here, ready):
+def test_new_models_file_receives_the_base_model_and_the_prompt(here, ready):
     (here / "lab").mkdir()
     served = add(ready, serve="facts v1.0", models=Path("lab/models.toml"), site="my site.toml")
     assert served.command == "stoker serve 'my site.toml' lab/models.toml"
@@ -62,7 +62,7 @@ def test_new_models_file_gets_the_base_too(here, ready):
     assert list(read_models(here / "lab" / "models.toml")) == ["model", "facts v1.0", "again"]
 
 
-def test_model_that_serves_no_adapters_is_no_base(here, ready):
+def test_model_that_serves_no_adapters_is_not_used_as_the_base(here, ready):
     (here / "other").symlink_to(here / "model")
     (here / "models.toml").write_text('[models.model]\npath = "model"\nengine = "static"\n')
     assert add(ready).base == "model-base"
@@ -70,7 +70,7 @@ def test_model_that_serves_no_adapters_is_no_base(here, ready):
     assert add(ready).base == "linked"
 
 
-def test_prompt_of_another_base_is_not_added(here, ready):
+def test_prompt_tuned_on_another_base_model_is_refused(here, ready):
     (here / "models.toml").write_text(BASE)
     write_tiny_soft_prompt(here / "wide", seed=1, width=32)
     with pytest.raises(ConfigError, match=r"models\.toml: \[models\.facts\] adapter: .* an adapter of another base"):

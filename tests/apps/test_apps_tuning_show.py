@@ -68,14 +68,14 @@ def test_waiting_job_says_what_it_waits_for():
     assert updated_entry(JOB, call=None, picture=None) == JOB
 
 
-def test_last_checkpoint_stays_while_reports_come_without_one():
+def test_last_checkpoint_is_kept_if_later_reports_have_none():
     future = sent(progress(2, metric=0.5), progress(9))
     assert (future.progress.done, read_saved_state(future.progress).metric) == (9, 0.5)
     assert read_saved_state(sent(progress(9)).progress) is None
     assert read_saved_state(sent(progress(2, metric=0.5), progress(3, metric=0.7)).progress).metric == 0.7
 
 
-def test_running_jobs_end_follows_its_pace_then_the_forecast():
+def test_end_of_a_job_is_estimated_by_its_pace_or_the_forecast():
     running = picture(listed(state=ListedState.RUNNING, since_s=10.0, where=("a/lib-1", "b/lib-2")))
     forecast = CallForecast(1, NOON + 700, False)
     entry = seen(JOB, 30, call=sent(progress(2, metric=0.5), forecast), of=running)
@@ -98,7 +98,7 @@ def test_running_jobs_end_follows_its_pace_then_the_forecast():
     assert again.ends_at == NOON + 700
 
 
-def test_deadlines_are_shown_in_words():
+def test_job_end_is_shown_relative_to_its_deadline():
     now = NOON + 60
     cases = [
         (JOB, "deadline 12:10:00"),
@@ -240,7 +240,7 @@ def test_report_says_why_a_deadline_was_missed():
     assert facts["why"].endswith("; late: it had 10 min; that was known after 1 min")
 
 
-def test_pipe_output_has_changes_and_lateness_once(capsys):
+def test_output_to_a_pipe_prints_each_change_of_a_job_once(capsys):
     shown = Display(Screen(terminal=False), drops=False, place=None)
     due, end = NOON * 2, NOON * 4
     late = replaced(phase=Phase.TUNING, deadline_at=due, ends_at=end)

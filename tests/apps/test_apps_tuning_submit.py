@@ -101,7 +101,7 @@ def submitted(session, file, *, late="run"):
     return submission
 
 
-def test_job_of_a_program_gives_its_tuned_prompt(place):
+def test_tune_function_returns_a_future_of_the_tuned_prompt(place):
     future = tune(read_job(write(place, "api", initial="", until='slo = "10 min"')))
     tuned = future.result(LIMIT_S)
     assert tuned.iterations == 20
@@ -163,7 +163,7 @@ def test_tuned_prompt_is_served_under_its_name(place, session):
     assert "models.toml: [models.facts] exists; give --serve another name" in str(again.exception)
 
 
-def test_late_job_is_dropped_if_asked(place, session):
+def test_late_tuning_job_is_dropped_if_late_is_set_to_drop(place, session):
     submission = submitted(session, write(place, "drop", iterations=50, until='slo = "100 ms"'), late="drop")
     with pytest.raises(CallDroppedError):
         submission.future.result(LIMIT_S)

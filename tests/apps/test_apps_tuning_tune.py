@@ -47,7 +47,7 @@ def prompt_of(context, text="say yes or no"):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_tuning_begins_with_the_bare_models_loss_of_the_text(kind):
+def test_initial_soft_prompt_gives_the_same_loss_as_its_text(kind):
     context = tiny.context(kind=kind)
     rows, prompt = rows_of(context), prompt_of(context)
     with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
@@ -65,7 +65,7 @@ def test_tuning_begins_with_the_bare_models_loss_of_the_text(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_gradient_equals_plain_embeddings_at_any_micro_batch(kind):
+def test_gradient_equals_the_reference_for_any_micro_batch_size(kind):
     context = tiny.context(kind=kind)
     rows = rows_of(context)[:7]
     vectors = passes.embed(context.model, prompt_of(context))
@@ -112,7 +112,7 @@ def test_accuracy_counts_targets_that_the_model_writes(kind):
         assert text.startswith(raw) or tiny.END in row.text
 
 
-def test_job_learns_to_its_target_and_is_measured_on_held_out_data(context):
+def test_job_stops_at_its_target_and_is_measured_on_held_out_data(context):
     same = [Sample(f"{'x' * (1 + number % 5)}{number}", "ok") for number in range(30)]
     job = tiny.job(iterations=200, metric=Metric.ACCURACY, reach=1.0, evaluate_every=5)
     seen = []
@@ -150,7 +150,7 @@ def test_job_without_a_target_returns_its_best_prompt(context):
 
 
 @pytest.mark.parametrize("metric", [Metric.ROUGE, Metric.BLEU])
-def test_metrics_of_written_text_are_fractions(context, metric):
+def test_rouge_and_bleu_metrics_are_between_0_and_1(context, metric):
     longer = [Sample(one.input, f"it is {one.target} for me", one.place) for one in tiny.samples(12)]
     tuned = tuner.tune(context, tiny.job(iterations=2, metric=metric), longer)
     assert all(0 <= point.metric <= 1 for point in (*tuned.points, tuned.held_out))
@@ -194,7 +194,7 @@ def test_model_is_left_unchanged_and_jobs_are_independent(context):
     assert not context.model.training
 
 
-def test_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
+def test_saved_tuned_prompt_can_be_loaded_as_a_peft_adapter(context, tmp_path):
     tuned = tuner.tune(context, tiny.job(), tiny.samples())
     said = json.loads(write_tuned(tuned, tmp_path / "tuned").read_text())
     assert said["metric"] == "loss"
@@ -210,7 +210,7 @@ def test_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
 
 
 @pytest.mark.gpu
-def test_gpu_tunes_as_a_cpu_does(context):
+def test_tuning_losses_on_gpu_and_cpu_agree(context):
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device here")
     there = tiny.context()
@@ -222,7 +222,7 @@ def test_gpu_tunes_as_a_cpu_does(context):
 # ---- checkpoints
 
 
-def test_evicted_job_continues_elsewhere_with_the_same_numbers(context):
+def test_evicted_tuning_job_resumes_with_identical_results(context):
     whole = tuner.tune(context, tiny.job(), tiny.samples())
 
     def leave(progress):
@@ -237,7 +237,7 @@ def test_evicted_job_continues_elsewhere_with_the_same_numbers(context):
     assert (rest.adapter, rest.points, rest.held_out) == (whole.adapter, whole.points, whole.held_out)
 
 
-def test_checkpoints_come_with_reports_and_the_farther_one_counts(context, tmp_path):
+def test_tuning_resumes_from_the_later_of_two_checkpoints(context, tmp_path):
     kept = {}
     tuner.tune(context, tiny.job(), tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
     assert all(kept.values())
@@ -281,7 +281,7 @@ def test_untunable_job_is_refused_before_it_begins(context, change, key, said):
     assert caught.value.key == key
 
 
-def test_long_prompt_is_cut_and_a_short_one_repeated(context):
+def test_prompt_is_cut_or_repeated_to_its_virtual_token_count(context):
     def tokens(text, count=0):
         return encode_prompt(context.tokenizer, Prompt(text, count), longest=1000)
 

@@ -85,7 +85,7 @@ def test_complete_and_correct_stream_is_counted():
         (httpx.ReadError("reset"), "ReadError"),
     ],
 )
-def test_any_other_answer_counts_as_failed(reply, why):
+def test_incomplete_wrong_or_failed_answer_counts_as_failed(reply, why):
     clients, ask = answers(reply)
     ask()
     assert clients.tally.ended == {"stream failed": 1}

@@ -21,7 +21,7 @@ NOT_TRIED = {
 
 
 @pytest.mark.slow
-def test_site_suite_promises_hold_on_slurm(make_cluster, world):
+def test_doctor_tests_of_a_site_pass_on_slurm(make_cluster, world):
     make_cluster(Shape(gpus=("", "")))
     scratch = world.path / "nodes"
     own = f"export STOKER_SCRATCH={scratch}/$SLURMD_NODENAME; mkdir -p $STOKER_SCRATCH"

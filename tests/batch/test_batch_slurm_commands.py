@@ -87,7 +87,7 @@ def test_job_that_can_never_start_reports_its_reason(slurm, batch_of):
     ],
     ids=["partition", "type", "count", "option"],
 )
-def test_refusal_of_slurm_contains_its_reason(slurm, batch_of, provider, words):
+def test_refused_submission_error_contains_the_slurm_message(slurm, batch_of, provider, words):
     with pytest.raises(SubmissionRefused, match=words):
         batch_of(**provider).submit(B1)
 
@@ -122,7 +122,7 @@ def test_failed_job_ends_with_its_last_output(slurm, batch_of):
     assert "it was like this" in look.reason
 
 
-def test_slurm_command_that_hangs_ends_at_command_limit(slurm, batch_of):
+def test_hanging_slurm_command_times_out_after_command_limit(slurm, batch_of):
     slurm.freeze("slurmctld")
     with pytest.raises(BatchTrouble, match="squeue has not answered for 1 s"):
         batch_of(command_limit="1 s").query(["1"])
@@ -133,7 +133,7 @@ def test_slurm_command_that_hangs_ends_at_command_limit(slurm, batch_of):
     until(lambda: set(batch.find().values()) == {B2}, what="the job that was submitted despite the timeout")
 
 
-def test_unreachable_slurmctld_is_trouble(slurm, batch_of):
+def test_unreachable_slurmctld_raises_a_batch_trouble_error(slurm, batch_of):
     batch = batch_of(command_limit="10 s")
     slurm.kill("slurmctld")
     with pytest.raises(BatchTrouble, match="Unable to contact slurm controller"):
@@ -143,7 +143,7 @@ def test_unreachable_slurmctld_is_trouble(slurm, batch_of):
 
 
 @pytest.mark.parametrize("accounting", [False, pytest.param(True, marks=pytest.mark.long)], ids=["squeue", "sacct"])
-def test_preempted_lost_and_forgotten_jobs_are_distinguished(make_cluster, batch_of, accounting):
+def test_end_reason_distinguishes_preemption_from_node_failure(make_cluster, batch_of, accounting):
     cluster = make_cluster(
         Shape(
             gpus=("a10:1", "a10:1", "a10:1"),
@@ -167,7 +167,7 @@ def test_preempted_lost_and_forgotten_jobs_are_distinguished(make_cluster, batch
 
 
 @pytest.mark.long
-def test_accounts_are_checked_if_slurm_stores_them(make_cluster, batch_of):
+def test_submission_with_an_unknown_account_is_refused(make_cluster, batch_of):
     cluster = make_cluster(
         Shape(gpus=("a10:1",), accounting=True, settings={"AccountingStorageEnforce": "associations"})
     )

@@ -50,7 +50,7 @@ def preempted_at(cluster, job: str) -> float:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_pilot_uses_the_grace_time_and_exits_cleanly(make_cluster, world, stream):
+def test_preempted_pilot_runs_calls_during_its_grace_time(make_cluster, world, stream):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL, grace_s=GRACE_S))
     with stoker.load(write_site(world.path, provider={"gpus": "a10:1"}), run_dir=str(world.runs)) as session:
         results = stream()
@@ -71,7 +71,7 @@ def test_pilot_uses_the_grace_time_and_exits_cleanly(make_cluster, world, stream
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_pilots_of_several_nodes_leave_when_the_grace_time_begins(make_cluster, world, stream):
+def test_preempted_multi_node_job_exits_when_grace_time_begins(make_cluster, world, stream):
     cluster = make_cluster(Shape(gpus=("a10:1",) * 4, preempt=Preempt.CANCEL, grace_s=60))
     site = write_site(world.path, provider={"gpus": "a10:1", "nodes": 2})
     with stoker.load(site, run_dir=str(world.runs)) as session:

@@ -136,7 +136,7 @@ def probe(world: World, command: list[str], *, wait_s: int) -> subprocess.Comple
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def test_probe_with_a_pending_pilot_proves_nothing(slurm, world):
+def test_probe_fails_with_the_queue_reason_if_its_job_stays_pending(slurm, world):
     write_site(world.path)
     for node in slurm.shape.nodes:
         slurm.submit("sleep 600", "--partition=main", f"--nodelist={node}", "--exclusive")

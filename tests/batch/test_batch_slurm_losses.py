@@ -146,7 +146,7 @@ WALLTIME_CALLS = 120
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_pilot_drains_before_its_walltime_and_another_continues(make_cluster, world):
+def test_pilot_ends_before_its_walltime_and_a_new_pilot_continues(make_cluster, world):
     cluster = make_cluster(Shape(gpus=("a10:1",)))
     site = write_site(world.path, provider={"walltime": "1 min", "gpus": "1"})
 

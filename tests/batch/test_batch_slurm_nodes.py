@@ -66,7 +66,7 @@ def test_blocks_avoid_a_bad_node_until_a_probe_clears_it(slurm, world, break_nod
     assert node_store.excluded_nodes() == []
 
 
-def test_site_with_exclude_nodes_0_keeps_the_bad_node(slurm, world, break_node):
+def test_exclude_nodes_0_lets_pilots_start_on_a_bad_node(slurm, world, break_node):
     break_node("n1")
     site = write_site(world.path, provider={"exclude_nodes": 0}, pilot={"probe": break_node.probe})
     with stoker.load(site, run_dir=str(world.runs)) as session:

@@ -30,7 +30,7 @@ def double(number):
     return 2 * number
 
 
-def test_full_cluster_shows_why_a_block_waits_and_until_when(slurm, world):
+def test_status_shows_why_a_block_waits_and_its_expected_start(slurm, world):
     for node in slurm.shape.nodes:
         slurm.submit("sleep 1000", "--partition=main", "--exclusive", f"--nodelist={node}", "--time=7")
     until(lambda: all(line[2] == "RUNNING" for line in slurm.queue()), what="a full cluster")
@@ -82,7 +82,7 @@ def test_slurmctld_outage_of_a_minute_loses_no_call(make_cluster, world):
         assert session.status().lost_pilots == 1
 
 
-def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, world):
+def test_stoker_down_lists_jobs_that_it_could_not_cancel(make_cluster, world):
     cluster = make_cluster(Shape(gpus=("a10:1",)))
     site = write_site(world.path, pilot={"init_blocks": 1, "max_blocks": 1}, provider={"gpus": "1"})
     up = stoker_says(world, "up", str(site))
@@ -124,7 +124,7 @@ def our_jobs(cluster) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_job_limit_of_this_user_is_shown_as_trouble(make_cluster, world):
+def test_exceeded_job_limit_of_the_user_is_shown_in_the_status(make_cluster, world):
     limits = {"AccountingStorageEnforce": "associations,limits"}
     cluster = make_cluster(Shape(gpus=("a10:1",), accounting=True, settings=limits))
     cluster.run("sacctmgr", "-i", "add", "account", "phys")

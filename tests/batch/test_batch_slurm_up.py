@@ -63,7 +63,7 @@ def test_dry_run_prints_the_job_and_submits_nothing(slurm, world):
     assert slurm_jobs() == []
 
 
-def test_session_of_two_sites_keeps_contexts_loaded(slurm, world):
+def test_session_keeps_a_context_loaded_between_two_programs(slurm, world):
     write_site(world.path, provider={"gpus": "a10:1"})
     write_site(world.path, name="titan", provider={"gpus": "titanx:1"}, pilot={"init_blocks": 0})
     said = stoker(world, "up", "lab.toml", "titan.toml")
@@ -86,7 +86,7 @@ def test_session_of_two_sites_keeps_contexts_loaded(slurm, world):
     assert world.left() == []
 
 
-def test_dry_run_of_a_job_that_slurm_refuses_fails_with_its_words(slurm, world):
+def test_dry_run_fails_with_the_slurm_message_if_slurm_refuses(slurm, world):
     write_site(world.path, provider={"partition": "nowhere"})
     shown = stoker(world, "up", "lab.toml", "--dry-run")
     assert shown.returncode == 1
@@ -124,7 +124,7 @@ def test_dry_run_reports_that_slurm_does_not_answer(world, monkeypatch):
     assert "Slurm could not check this script: sbatch has not answered for 1 s" in said.stdout
 
 
-def test_refused_site_reports_its_reason_and_stays_only_on_request(slurm, world):
+def test_up_fails_if_slurm_refuses_the_job_unless_no_wait_is_given(slurm, world):
     write_site(world.path, provider={"partition": "nowhere"})
     said = stoker(world, "up", "lab.toml")
     assert (said.returncode, said.stdout) == (1, "")
@@ -139,7 +139,7 @@ def test_refused_site_reports_its_reason_and_stays_only_on_request(slurm, world)
     assert stoker(world, "down").returncode == 0
 
 
-def test_probe_verifies_that_nodes_reach_this_host_and_leaves_nothing(slurm, world):
+def test_probe_checks_that_nodes_reach_this_host_and_cleans_up(slurm, world):
     write_site(world.path)
     said = stoker(world, "doctor", "lab.toml", "--probe", "--wait", "60")
     assert re.search(r"ok +compute nodes reach this host on 127\.0\.0\.1:\d+ \(asked a", said.stdout), said.stdout

@@ -39,7 +39,7 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
     return queues
 
 
-def test_figure_4_strategies_give_the_published_results() -> None:
+def test_dispatch_strategies_reproduce_figure_4_of_the_paper() -> None:
     """As in the paper, ILB makes five requests late and IG eight requests. Algorithm 1 sends three requests to GPU2,
     because 0.85 x 0.9 x 40 is 30.6.
     """
@@ -62,5 +62,5 @@ def test_figure_4_strategies_give_the_published_results() -> None:
         ("shortest", 5),  # no instance can take a second request, and 5/40 is the lowest load
     ],
 )
-def test_figure_5_strategies_place_a_request_of_length_200(strategy: str, instance: int) -> None:
+def test_each_dispatch_strategy_chooses_its_instance_in_figure_5(strategy: str, instance: int) -> None:
     assert loaded(strategy, FIGURE_5).take(200) == instance

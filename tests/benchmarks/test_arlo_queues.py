@@ -56,7 +56,7 @@ def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 2.0) -> 
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_no_system_loses_requests_and_few_instances_are_replacing(system: str) -> None:
+def test_no_system_loses_requests_or_replaces_two_instances_at_once(system: str) -> None:
     for least in (0, 3):
         found = small(system, least=least)
         assert found.requests > 1500
@@ -66,7 +66,7 @@ def test_no_system_loses_requests_and_few_instances_are_replacing(system: str) -
         assert found.devices == pytest.approx(6.0) if not least else found.devices >= 3
 
 
-def test_padding_to_the_longest_has_the_published_latency() -> None:
+def test_padding_to_the_maximum_length_gives_the_published_latency() -> None:
     workload = Workload(100.0, 20.0, 1)
     trace = make_trace(workload, [10], [10])
     found = simulate(Case("st", LatencyProfile("base"), 6, workload), trace)

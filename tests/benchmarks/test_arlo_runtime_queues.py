@@ -18,7 +18,7 @@ def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues:
     return queues
 
 
-def test_at_most_six_levels_are_examined() -> None:
+def test_at_most_six_runtime_queues_are_examined_for_a_request() -> None:
     levels = [(64 * (number + 1), 10, [10]) for number in range(6)]
     assert loaded(*levels, (448, 10, [0])).take(10) == "q1a"
     assert loaded(*levels[1:], (448, 10, [0])).take(10) == "q6a"

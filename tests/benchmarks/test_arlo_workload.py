@@ -21,7 +21,7 @@ def test_latencies_equal_those_of_the_paper() -> None:
     assert (BASE.capacity(512), BASE.capacity(64), LARGE.capacity(512)) == (30, 130, 42)
 
 
-def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
+def test_arrivals_follow_their_rate_and_vary_more_if_bursty() -> None:
     spread = {}
     for pattern in ("stable", "bursty", "mildly bursty"):
         trace = make_trace(Workload(500.0, 60.0, 4, pattern), SHORT, LONG)
@@ -47,7 +47,7 @@ def test_share_of_long_requests_varies_slowly_unless_disabled() -> None:
     assert max(shares(0.0)) - min(shares(0.0)) < 0.08
 
 
-def test_unserved_requests_are_counted_by_price_and_mix() -> None:
+def test_long_requests_get_more_instances_under_overload() -> None:
     """Without `overload_s`, equation 5 plans 1.5 times the capacity of one instance of the longest runtime."""
     lengths = [64] * 80 + [512] * 20
     plain = runtime_demands(lengths, 1600.0, lengths_of(8), BASE)

@@ -52,7 +52,9 @@ def policies(name: str) -> Callable[[], Policies]:
     known=False,
 )
 @given(specs=jobs, lost_at=st.one_of(st.none(), st.floats(1.0, 60.0)), known=st.booleans())
-def test_every_job_ends_once(toy: Make, name: str, specs: list[tuple], lost_at: float | None, known: bool) -> None:
+def test_every_job_succeeds_under_each_baseline_policy(
+    toy: Make, name: str, specs: list[tuple], lost_at: float | None, known: bool
+) -> None:
     t = toy(policies=policies(name))
     for pilot in ("p1", "p2"):
         t.pilot(pilot, devices=4)
@@ -75,7 +77,7 @@ def test_every_job_ends_once(toy: Make, name: str, specs: list[tuple], lost_at: 
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_gangs_run_in_the_simulator_faster_on_more_devices(name: str) -> None:
+def test_simulated_gang_jobs_all_complete_within_the_time_limit(name: str) -> None:
     lab = world(source(8), model(gang_s=Duration(2.0)))
     arrivals = [Arrival(40.0 * n, "llm", items=200, deadline_s=150.0, gang=(1, 8)) for n in range(10)]
     run = Simulation(lab, arrivals, policy(name).make())
@@ -85,7 +87,7 @@ def test_gangs_run_in_the_simulator_faster_on_more_devices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_context_that_cannot_be_loaded_ends_its_jobs(toy: Make, name: str) -> None:
+def test_job_fails_if_its_context_cannot_be_loaded(toy: Make, name: str) -> None:
     t = toy(policies=policies(name))
     t.pilot("p1", devices=4)
     t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()

@@ -67,7 +67,7 @@ def test_rejected_job_gets_spare_devices_and_is_notified(lab: Make) -> None:
     assert t.ended["late"].ok
 
 
-def test_running_job_returns_devices_for_a_deadline_and_resumes(lab: Make) -> None:
+def test_running_job_gives_devices_to_an_urgent_job_and_resumes(lab: Make) -> None:
     t = job(lab(), "long", 0.0, items=1000, run_s=200.0).run(until=60.0)
     assert [size for _, size in starts(t, "long")] == [4]
     job(t, "tight", 60.0 + 75.0)

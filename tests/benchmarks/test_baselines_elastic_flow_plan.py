@@ -26,7 +26,7 @@ def test_job_gets_the_fewest_devices_that_meet_its_deadline(due: float, size: in
     assert minimum_shares([job(1, 25.0)], 3, now=0.0) == {}, "four devices are needed and there are three"
 
 
-def test_nearer_deadline_is_first_and_the_later_job_fills_the_gaps() -> None:
+def test_job_with_the_nearer_deadline_gets_devices_first() -> None:
     shares = minimum_shares([job(1, 50.0), job(2, 25.0)], 4, now=0.0)
     assert shares == {2: share_of((0.0, 25.0, 4)), 1: share_of((25.0, 50.0, 4))}
 
@@ -39,7 +39,7 @@ def test_share_is_smaller_while_other_jobs_need_the_devices() -> None:
     assert minimum_shares([job(1, 50.0), job(2, 74.0, slow)], 4, now=0.0).keys() == {1}
 
 
-def test_only_powers_of_two_with_a_speedup_are_sizes() -> None:
+def test_job_sizes_are_powers_of_two_that_give_a_speedup() -> None:
     seconds = ((1, 100.0), (2, 60.0), (3, 40.0), (4, 35.0), (8, 36.0))
     assert by_two(seconds) == ((1, 100.0), (2, 60.0), (4, 35.0))
     assert by_two(seconds, unit=4) == ((4, 100.0), (8, 60.0), (16, 35.0))
@@ -103,7 +103,7 @@ def test_shares_meet_deadlines_and_never_exceed_the_devices(
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), max_size=6))
-def test_all_jobs_on_one_device_are_in_time_if_possible(specs: list[tuple[int, int]]) -> None:
+def test_all_jobs_meet_their_deadlines_on_one_device_if_possible(specs: list[tuple[int, int]]) -> None:
     """On one device, filling in order of deadlines equals earliest deadline first."""
     line = [job(n, float(due), ((1, float(run)),)) for n, (due, run) in enumerate(specs)]
     possible = all(sum(run for due, run in specs if due <= at) <= at for at, _ in specs)

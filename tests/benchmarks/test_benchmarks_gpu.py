@@ -30,7 +30,9 @@ def scripted(made: run.Run, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, 
     monkeypatch.setattr(run, "_IMPORTS", "print(1.5)")
 
 
-def test_part_that_hangs_or_fails_delays_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_part_that_hangs_or_fails_stops_no_other_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = run.Run(asked(tmp_path, "turns", "encoder", "gang"))
     kept = f"import json; assert json.load(open({str(tmp_path / 'record.json')!r}))['parts']"  # while parts run
     ways = {"turns": "raise SystemExit('no such thing')", "encoder": "import time; time.sleep(60)", "gang": kept}
@@ -43,7 +45,7 @@ def test_part_that_hangs_or_fails_delays_no_other_part(tmp_path: Path, monkeypat
     assert said["gang"] == ("ok", "")
 
 
-def test_parts_over_the_time_limit_are_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_parts_are_not_started_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = run.Run(asked(tmp_path, "gang", "turns"))
     scripted(made, monkeypatch, {})
     made.ends_at = made.began
@@ -51,7 +53,7 @@ def test_parts_over_the_time_limit_are_not_started(tmp_path: Path, monkeypatch: 
     assert [part["status"] for part in record(tmp_path)["parts"][1:]] == ["not reached"] * 2
 
 
-def test_parts_fit_into_the_time_of_one_run_and_exist() -> None:
+def test_all_benchmark_parts_exist_and_fit_into_the_time_limit() -> None:
     typical = sum(part.typical_s for part in budget.PARTS.values()) + budget.KIT.typical_s
     assert typical <= budget.IN_ALL_S <= 480
     assert set(budget.PARTS) == {*parts.PARTS, "site", "tests"}
@@ -77,7 +79,7 @@ def measured(*, rehearsal: bool = False) -> dict[str, Any]:
     return {"rehearsal": rehearsal, "parts": rows}
 
 
-def test_bars_are_judged_by_the_numbers_but_not_in_a_rehearsal() -> None:
+def test_bars_are_judged_by_measurements_except_in_a_rehearsal() -> None:
     found = [(each["measured"], each["met"]) for each in bars(measured())]
     assert found == [
         ("12 holds, 0 fails, 1 not tried (ok)", "met"), ("0.60 (graphs)", "met"), ("0.69 (eager)", "missed"),
@@ -92,7 +94,7 @@ def test_bars_are_judged_by_the_numbers_but_not_in_a_rehearsal() -> None:
     assert bars(failed)[0]["met"] == "missed"
 
 
-def test_site_results_are_grouped_by_promise(tmp_path: Path) -> None:
+def test_site_suite_results_come_from_its_file_or_else_its_log(tmp_path: Path) -> None:
     file = tmp_path / "site.json"
     suite = budget.Suite(["x"], results=file)
     log = tmp_path / "log"

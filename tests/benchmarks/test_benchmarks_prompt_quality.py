@@ -28,7 +28,7 @@ def records() -> list[dict[str, Any]]:
     ]
 
 
-def test_results_of_a_task_depend_on_target_and_score_order() -> None:
+def test_task_summary_counts_iterations_to_the_target_loss() -> None:
     assert target(records()[1:3]) == 3.0  # the best loss of each curve, not the last
     found = task_summary(records(), most=9)
     assert found is not None
@@ -52,7 +52,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_evaluation_runs_on_a_tiny_model_and_resumes(tmp_path: Path, one_thread: None) -> None:
+def test_interrupted_evaluation_resumes_with_the_same_results(tmp_path: Path, one_thread: None) -> None:
     asked = ("--quick", "--folder", str(tmp_path))
     first = run(options(asked))
     (log,) = tmp_path.glob("curves-*.jsonl")

@@ -39,7 +39,7 @@ def test_verdict_compares_a_result_with_its_bar(bar: Bar, numbers: list[float], 
     assert bar.judge(numbers) is verdict
 
 
-def test_sides_alternate_in_order() -> None:
+def test_two_compared_programs_alternate_which_runs_first() -> None:
     order: list[str] = []
 
     def side(name: str) -> Callable[[], str]:
@@ -95,7 +95,7 @@ def test_page_draws_every_bar_with_missed_bars_first() -> None:
     assert "commit abc" in found
 
 
-def test_tables_with_a_record_match_that_record() -> None:
+def test_results_page_matches_the_recorded_measurements() -> None:
     assert results.PAGE.read_text() == results.write()
 
 
@@ -112,11 +112,11 @@ def test_tables_with_a_record_match_that_record() -> None:
         ),
     ],
 )
-def test_numbers_missing_from_the_record_are_listed(record: object, missing: list[str]) -> None:
+def test_facts_missing_from_a_record_are_listed(record: object, missing: list[str]) -> None:
     assert missing_parts(record) == missing
 
 
-def test_failed_side_gives_no_number() -> None:
+def test_failed_benchmark_process_raises_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"nothing\.json"):
         run_side("json.tool", "nothing.json")
 

@@ -35,7 +35,7 @@ def outcome(tokens: int, *, ttft_s: float, tpot_s: float) -> Outcome:
     return Outcome(200, ttft_s, tpot_s, tokens, [ttft_s + n * tpot_s for n in range(tokens)])
 
 
-def test_refused_late_and_cut_requests_miss_their_objectives() -> None:
+def test_refused_late_and_truncated_requests_miss_their_objectives() -> None:
     requests = requests_at(1.0, seed=1, for_s=10.0)[:5]
     whole = [each.output for each in requests]
     outcomes = [
@@ -59,7 +59,7 @@ def test_simulated_requests_meet_feasible_objectives() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_short_answers_are_not_refused_for_long_rounds(seed: int) -> None:
+def test_short_requests_in_time_are_accepted_despite_slow_steps(seed: int) -> None:
     """Decode steps of two models together exceed the time per token, but all answers end before they are late."""
     decode = tuple(StepCell(2.0**power, 64.0, 0.0045 + 0.00015 * 2**power) for power in range(6))
     prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.0045 + 0.00005 * 2**power) for power in range(10))
@@ -74,7 +74,7 @@ def test_policy_of_the_replays_can_be_created() -> None:
     assert session_policies.find(ACCEPTING).make().dispatch
 
 
-def test_exact_forecasts_refuse_only_requests_that_make_one_late() -> None:
+def test_exact_forecasts_refuse_mostly_requests_that_cause_lateness() -> None:
     prefill = tuple(StepCell(2.0**power, 2.0**power / 2, 0.006 + 0.0006 * 2**power) for power in range(10))
     decode = tuple(StepCell(2.0**power, 64.0, 0.008 + 0.0012 * 2**power) for power in range(6))
     delayed = Delayed(StepTimes(prefill, decode), load_s=0.4, message_s=0.0)

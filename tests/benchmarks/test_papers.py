@@ -30,7 +30,7 @@ def stops() -> int:
     raise KeyboardInterrupt
 
 
-def test_each_end_has_its_status_and_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_program_outcome_has_its_exit_status_and_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(lambda: 0, stopped="") == 0
     assert capsys.readouterr().err == ""
     assert exit_status(fails, stopped="") == 1
@@ -67,7 +67,7 @@ def test_reproduction_without_its_data_is_skipped_or_refused(
         ),
     ],
 )
-def test_unsupported_selection_is_reported(
+def test_invalid_command_line_options_are_reported(
     main: Callable[[list[str]], int], arguments: list[str], said: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -14,7 +14,7 @@ KNOWN = Parameters(
 
 
 @pytest.mark.long
-def test_a_search_finds_sets_that_explain_the_static_runs() -> None:
+def test_search_finds_parameters_that_reproduce_the_static_runs() -> None:
     found = next(sets for sets in map(fit.search, range(20)) if any(one.close for one in sets))
     for one in found:
         assert is_possible(one.parameters)
@@ -47,7 +47,7 @@ def test_closed_form_and_simulator_agree(awareness: Awareness, batch: int) -> No
 
 
 @pytest.mark.long
-def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
+def test_full_context_awareness_completes_more_than_disk_awareness() -> None:
     found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}
     full = found[Awareness.FULL, predict.NONE_LOST].value
     assert full > 1.3 * found[Awareness.DISK, "from 900 s"].value > 0
@@ -57,7 +57,7 @@ def test_full_awareness_completes_more_while_gpus_are_removed() -> None:
 
 
 @pytest.mark.long
-def test_loads_are_faster_after_neighbours_are_removed() -> None:
+def test_loads_are_faster_after_gpus_on_the_same_disk_are_removed() -> None:
     found = predict.simulate_shared_disks(KNOWN)
     alone = predict.simulate_static_run(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))
     for seconds in found.static_s:

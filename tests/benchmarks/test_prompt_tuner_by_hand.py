@@ -61,7 +61,7 @@ def _widths(log: EventLog) -> list[int]:
     return [parts.count(call) for call in sorted(set(parts))]
 
 
-def test_prompt_tuner_delays_one_job_and_warms_four_for_another() -> None:
+def test_prompt_tuner_delays_one_job_and_starts_four_replicas() -> None:
     ends, widths, found = played("prompt-tuner")
     assert widths == [1, 1, 4, 2, 1]
     first = 1.0 + COLD_S + 20.0
@@ -83,7 +83,7 @@ def test_infless_launches_instances_for_each_job_at_once() -> None:
     assert (found.late, found.loads) == (1, 6)
 
 
-def test_elastic_flow_loads_for_each_job_and_uses_all_devices() -> None:
+def test_elastic_flow_loads_a_model_for_each_job_and_uses_all_gpus() -> None:
     ends, _, found = played("elastic-flow")
     assert found.late >= 2  # the fourth job is also late, because its 20 s are less than a cold start
     assert found.loads >= 8

@@ -28,7 +28,7 @@ def fullest(found: list[Job]) -> int:
 
 
 @pytest.mark.parametrize("load", paper.LOADS)
-def test_load_has_its_jobs_and_a_peak_minute_of_five_times_the_mean(load: str) -> None:
+def test_workload_peak_minute_has_five_times_the_mean_arrivals(load: str) -> None:
     for seed in range(5):
         found = jobs(paper.LOADS[load], USUAL, seed=seed)
         assert Counter(job.model for job in found) == paper.LOADS[load]

@@ -100,7 +100,7 @@ def test_record_without_a_run_is_refused() -> None:
 
 
 @pytest.mark.long
-def test_evaluation_with_stored_runs_is_written_without_running(
+def test_page_is_written_from_stored_runs_without_simulating(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = runs_in(tmp_path / "runs")

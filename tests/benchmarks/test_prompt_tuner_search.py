@@ -40,7 +40,7 @@ def usual(choice: Choice, case: Case) -> int:
     return ours if case.system == OURS else ours + 50
 
 
-def test_sets_nearest_to_the_published_late_jobs_are_examined() -> None:
+def test_parameter_sets_nearest_to_published_results_are_examined() -> None:
     steps, book = found(usual, {})
     assert steps.looked_at == tuple(SOME[:3])
     assert steps.finalists == tuple(SOME[:2])
@@ -49,7 +49,7 @@ def test_sets_nearest_to_the_published_late_jobs_are_examined() -> None:
     assert {run.places for run in book.kept.values() if run.system in parts} == {each.places for each in SOME[:3]}
 
 
-def test_correct_signs_rank_before_the_distance_of_late_jobs() -> None:
+def test_parameter_sets_with_correct_signs_rank_first() -> None:
     steps, _ = found(usual, {SOME[0]: 2, SOME[1]: 1})
     assert steps.finalists == (SOME[2], SOME[1])
     assert steps.headline == SOME[2], "its late jobs are within the limit"

@@ -26,7 +26,7 @@ def parts() -> dict[str, list[FailedJob]]:
     return {"training": list(corpus(test=False)), "test": list(corpus(test=True))}
 
 
-def test_no_failure_type_is_in_both_parts_of_the_split(parts: dict[str, list[FailedJob]]) -> None:
+def test_no_failure_type_is_in_both_training_and_test_data(parts: dict[str, list[FailedJob]]) -> None:
     training, test = ({job.fault for job in parts[part]} for part in ("training", "test"))
     assert test == TEST
     assert not training & test
@@ -35,7 +35,7 @@ def test_no_failure_type_is_in_both_parts_of_the_split(parts: dict[str, list[Fai
     assert 0.3 < len(TEST) / len(TYPES) < 0.4
 
 
-def test_labelled_line_is_part_of_the_failure(parts: dict[str, list[FailedJob]]) -> None:
+def test_labelled_line_number_lies_within_the_job_log(parts: dict[str, list[FailedJob]]) -> None:
     for job in (job for part in parts.values() for job in part):
         assert 1 <= job.truth <= len(job.lines)
         assert job.own

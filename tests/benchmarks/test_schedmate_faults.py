@@ -8,7 +8,7 @@ from benchmarks.papers.schedmate.faults_lab import kinds, surroundings
 README = (surroundings.ROOT / "benchmarks" / "FINDINGS.md").read_text()
 
 
-def test_record_covers_all_kinds_and_matches_the_page() -> None:
+def test_record_covers_all_fault_kinds_and_matches_the_page() -> None:
     record = json.loads(faults.RECORD.read_text())
     rows = record["kinds"]
     assert set(rows) == {*kinds.FAULTS, *kinds.MISTAKES}
@@ -22,7 +22,7 @@ def test_record_covers_all_kinds_and_matches_the_page() -> None:
     assert sum(row["lost_budget"] for row in struck) == 0
 
 
-def test_record_with_a_retried_mistake_misses_the_bar() -> None:
+def test_record_with_a_retried_user_mistake_misses_the_bar() -> None:
     record = json.loads(faults.RECORD.read_text())
     record["kinds"]["/dev/full"]["ran_more_than_once"] = 1
     assert not faults.all_kinds_as_expected(record)

@@ -64,7 +64,7 @@ def test_only_backfilling_lets_a_job_start_before_the_queue_head(
     assert starts(jobs, policies) == begin
 
 
-def test_constant_prediction_is_first_come_first_served() -> None:
+def test_constant_prediction_gives_first_come_first_served_order() -> None:
     """If all predictions equal the time of the shortest job, each relative error is under 100 %, but the order is
     unknown.
     """
@@ -99,7 +99,7 @@ def crowd(seed: int, count: int) -> tuple[Job, ...]:
     return jobs_of(*rows)
 
 
-def test_second_implementation_agrees_with_the_core() -> None:
+def test_independent_simulation_gives_the_core_completion_times() -> None:
     """Starts in the core are up to 0.1 s late, so ties may differ."""
     jobs, gpus = crowd(0, 300), 16
     durations = [job.duration_s for job in jobs]
@@ -117,7 +117,7 @@ def test_second_implementation_agrees_with_the_core() -> None:
     assert fmean(pairs[0][1]) > 1.1 * fmean(pairs[2][1]), "the jobs do not wait: nothing was compared"
 
 
-def test_second_implementation_agrees_with_the_core_on_tiresias() -> None:
+def test_independent_simulation_agrees_with_the_core_on_tiresias() -> None:
     jobs, gpus = crowd(0, 300), 16
     for thresholds, restart_s in (([18_000.0], (40.0, 60.0)), ([3_250.0, 7_200.0], FREE)):
         expected, times = least_attained(jobs, gpus=gpus, thresholds=thresholds, restart_s=restart_s)

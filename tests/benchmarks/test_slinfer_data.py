@@ -24,7 +24,7 @@ def test_published_profile_has_the_values_of_the_paper() -> None:
 
 @here
 @pytest.mark.parametrize(("models", "requests"), [(128, 9266), (64, 4684), (32, 2366)])
-def test_workload_is_a_sample_of_its_functions(models: int, requests: int) -> None:
+def test_workload_has_the_requests_of_the_sampled_functions(models: int, requests: int) -> None:
     arrivals = data.read_workload("AzureConv", models)
     assert len(arrivals) == requests
     assert len({arrival.context for arrival in arrivals}) == models

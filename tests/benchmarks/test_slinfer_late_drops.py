@@ -60,7 +60,7 @@ def _ask(c: Cluster, name: str, prompt: int, **how: object) -> None:
     c.call(name, context="a", objective=SOON, features=Features(input_length=prompt), **how)
 
 
-def test_call_is_dropped_after_the_time_its_prompt_allows(busy: Cluster) -> None:
+def test_waiting_call_is_dropped_after_a_prompt_dependent_deadline(busy: Cluster) -> None:
     _ask(busy, "long", 2048)
     _ask(busy, "short", 16)
     _ask(busy, "endless", 100_000)

@@ -33,7 +33,7 @@ def _call(
     log.note(ended, Happened.TOKEN_LATE, call=call, value=late)
 
 
-def test_request_meets_its_objective_per_token_or_in_the_mean() -> None:
+def test_requests_are_judged_per_token_and_by_mean_time_per_token() -> None:
     log = EventLog()
     _library(log, 1)
     _call(log, 0, first=0.4, tpot=0.24, late=-0.1)
@@ -58,7 +58,7 @@ def test_awaited_load_extends_the_deadline_of_a_request() -> None:
     assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 0.0
 
 
-def test_node_with_instances_counts_once() -> None:
+def test_node_with_several_instances_is_counted_once() -> None:
     log = EventLog()
     _library(log, 1, at_s=0.0)
     _library(log, 2, at_s=10.0)

@@ -26,7 +26,7 @@ def _result(case: Case, *, strict: float = 0.9, mean: float = 0.95, gpus: float 
 
 
 @here
-def test_page_names_the_numbers_within_the_bars_of_the_paper(tmp_path: Path) -> None:
+def test_page_marks_numbers_that_are_close_to_those_of_the_paper(tmp_path: Path) -> None:
     path = tmp_path / "slinfer.json"
     results = [
         _result(Case(SLLM_CS, 32), strict=0.96, mean=0.97, gpus=2.3),  # the paper: 99 % and 2.0 GPUs

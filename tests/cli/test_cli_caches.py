@@ -69,7 +69,7 @@ def test_caches_clear_keeps_only_what_pilots_use(scratch: Path):
     assert (environments / "mine" / "python").stat().st_size == SIZE
 
 
-def test_snapshot_counts_once_and_is_removed_with_its_object(scratch: Path):
+def test_model_snapshot_is_counted_once_and_removed_with_its_file(scratch: Path):
     pin = keep(scratch, "snapshot")
     cache = ObjectCache(scratch / "cache", bound_bytes=10**9)
     snapshot = store.snapshot_folder_beside(cache) / "file-abc-float32-1"

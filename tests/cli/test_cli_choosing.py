@@ -59,7 +59,7 @@ def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return session_choice.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")
 
 
-def test_session_of_this_folder_precedes_a_newer_session(make, tmp_path, monkeypatch, capsys):
+def test_current_folder_session_is_chosen_before_a_newer_session(make, tmp_path, monkeypatch, capsys):
     own = make("own", "mine/runinfo/000/stoker", up=True)
     make("other", "elsewhere/runinfo/000/stoker", up=True)
     for place in (tmp_path / "mine", tmp_path / "mine/runinfo", own, own / "pilots"):
@@ -69,7 +69,7 @@ def test_session_of_this_folder_precedes_a_newer_session(make, tmp_path, monkeyp
     assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
 
 
-def test_session_of_this_folder_is_first_after_its_end(make, tmp_path, monkeypatch, capsys):
+def test_ended_session_of_this_folder_is_chosen_before_others(make, tmp_path, monkeypatch, capsys):
     make("first", "mine/runinfo/000/stoker", up=False)
     make("own", "mine/runinfo/001/stoker", up=False)
     make("other", "elsewhere/runinfo/000/stoker", up=True)
@@ -103,14 +103,14 @@ def test_ended_session_of_another_folder_is_named(make, tmp_path, monkeypatch, c
     assert (session, said.strip()) == ("newer", f"this is session newer, which ran in {tmp_path / 'elsewhere'}")
 
 
-def test_session_in_an_unlinked_folder_is_found(make, tmp_path, monkeypatch, capsys):
+def test_session_without_a_state_folder_link_is_found(make, tmp_path, monkeypatch, capsys):
     make("own", "mine/session", up=True)
     (state_folder() / "sessions" / "own").unlink()
     for place in (tmp_path / "mine", tmp_path / "mine/session/pilots"):
         assert looked_at(place, monkeypatch, capsys)[0] == "own"
 
 
-def test_repeated_lookup_finds_one_session_and_prints_one_sentence(make, tmp_path, monkeypatch, capsys):
+def test_repeated_lookup_returns_the_same_session_and_prints_once(make, tmp_path, monkeypatch, capsys):
     make("first", "a/runinfo/000/stoker", up=True)
     make("second", "b/runinfo/000/stoker", up=True)
     monkeypatch.chdir(tmp_path / "a")
@@ -121,7 +121,7 @@ def test_repeated_lookup_finds_one_session_and_prints_one_sentence(make, tmp_pat
     assert capsys.readouterr().err.count("this is session") == 1
 
 
-def test_commands_that_change_a_session_use_this_folder_or_ask(make, tmp_path, monkeypatch):
+def test_commands_that_change_a_session_refuse_an_ambiguous_choice(make, tmp_path, monkeypatch):
     make("program", "mine/runinfo/000/stoker", up=True)
     make("ours", "mine/session", up=True, stays=True)
     make("theirs", "elsewhere/session", up=True, stays=True)
@@ -154,7 +154,7 @@ def test_all_commands_choose_the_same_session(
         assert "this is session test; newer is up too" in result.stderr.replace("\n", " ")
 
 
-def test_hint_for_another_session_is_accepted_by_the_command(
+def test_printed_hint_for_another_session_is_a_valid_command(
     make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     make("one", "mine/session", up=True)

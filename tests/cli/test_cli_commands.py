@@ -141,7 +141,7 @@ def test_process_starts_without_heavy_imports(module: str):
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def test_doctor_finds_this_machine_fit(stoker: Stoker):
+def test_doctor_completes_all_checks_on_this_machine(stoker: Stoker):
     result = stoker.ok("doctor")
     assert "could not be checked" not in result.output
     assert f"Python {sys.version.split()[0]}" in result.output
@@ -162,7 +162,7 @@ def test_doctor_fails_if_a_requirement_is_missing(stoker: Stoker, monkeypatch: p
     assert 'pip install "no-such-package >=2" "rich <1"' in result.output
 
 
-def test_failing_check_is_reported_as_a_finding(monkeypatch: pytest.MonkeyPatch):
+def test_doctor_check_that_raises_is_reported_as_a_finding(monkeypatch: pytest.MonkeyPatch):
     def unlucky() -> list[Finding]:
         raise OSError("no such luck")
 
@@ -196,7 +196,7 @@ def test_torch_build_is_read_without_importing_torch(tmp_path: Path, monkeypatch
         assert doctor_machine._cuda_version_of_torch() == built
 
 
-def test_damaged_measurements_are_reported():
+def test_damaged_measurement_database_is_reported():
     state_folder().mkdir(parents=True)
     path = state_folder() / doctor.STORE
     assert next(doctor.check_measurement_store()).level is Level.OK
@@ -212,7 +212,7 @@ def test_damaged_measurements_are_reported():
     assert "measurements of 1 context in" in next(doctor.check_measurement_store()).text
 
 
-def test_sessions_are_listed_as_alive_ended_or_dangling(manager: Manager, tmp_path: Path):
+def test_doctor_counts_live_ended_and_removed_sessions(manager: Manager, tmp_path: Path):
     over = SessionFolder(tmp_path / "over")
     over.make()
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
@@ -224,7 +224,7 @@ def test_sessions_are_listed_as_alive_ended_or_dangling(manager: Manager, tmp_pa
     assert texts[2].startswith("1 link to a session whose folder is gone")
 
 
-def test_kept_session_without_a_manager_has_not_ended(tmp_path: Path):
+def test_doctor_warns_about_a_session_that_lost_its_manager(tmp_path: Path):
     folder = new_sessions.make(new_sessions.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
@@ -256,7 +256,7 @@ if __name__ == "__main__":
     assert ran.returncode == 3
 
 
-def test_program_with_a_command_runs_its_command(tmp_path: Path):
+def test_click_command_of_a_user_program_is_run_once(tmp_path: Path):
     text = """
 import click
 @click.command()
@@ -304,15 +304,13 @@ if __name__ == "__main__":
         (["here.toml", "--tests", "--probe"], "--probe and --tests: use only one of these options"),
     ],
 )
-def test_doctor_refuses_site_suite_options_that_do_not_fit(
-    stoker: Stoker, tmp_path: Path, options: list[str], said: str
-):
+def test_doctor_refuses_invalid_site_suite_options(stoker: Stoker, tmp_path: Path, options: list[str], said: str):
     (tmp_path / "here.toml").write_text('name = "here"\n')
     told = stoker("doctor", *(option.replace("here.toml", str(tmp_path / "here.toml")) for option in options))
     assert (told.exit_code, said in told.output) == (2, True), told.output
 
 
-def test_end_of_a_file_inside_a_command_is_an_error_not_ctrl_d(tmp_path: Path):
+def test_eof_error_inside_a_command_is_not_taken_for_ctrl_d(tmp_path: Path):
     """click treats every EOFError like Ctrl-D."""
     program = tmp_path / "program.py"
     lines = ["import click", "@click.command()", "def command():", "    raise EOFError('the archive is cut off')"]
@@ -351,7 +349,7 @@ def test_unwritable_output_is_an_error_and_closed_output_is_not(
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_command_with_a_missing_part_prints_the_command_to_type(stoker: Stoker, words: list[str], said: str):
+def test_incomplete_command_error_suggests_a_valid_command(stoker: Stoker, words: list[str], said: str):
     Path("mine.py").touch()
     Path("models.toml").touch()
     done = stoker(*words)

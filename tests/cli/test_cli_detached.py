@@ -56,7 +56,7 @@ def attach(run: DetachedRun) -> subprocess.Popen[str]:
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_detached_run_is_followed_to_its_exit_status(stoker: Stoker, waits: Path, tmp_path: Path):
+def test_attach_follows_a_detached_run_to_its_exit_status(stoker: Stoker, waits: Path, tmp_path: Path):
     done = stoker.ok("run", "--detach", "waits.py", "--epochs", "3")
     run = find_detached_run("waits-1")
     first, *ways = done.stdout.splitlines()
@@ -98,7 +98,7 @@ def test_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: Pa
     assert run.state() == "exit status 3"
 
 
-def test_down_ends_a_run_like_ctrl_c(stoker: Stoker, waits: Path, tmp_path: Path):
+def test_down_stops_a_detached_run_with_sigterm(stoker: Stoker, waits: Path, tmp_path: Path):
     (tmp_path / "click.py").write_text("raise SystemExit('a module next to the program hides no other')")
     run = detach("waits.py")
     ended = f"{run.name} {{}}: exit status 143 (ended by signal 15)\n"
@@ -106,7 +106,7 @@ def test_down_ends_a_run_like_ctrl_c(stoker: Stoker, waits: Path, tmp_path: Path
     assert stoker("down", run.name).stdout == ended.format("is over")
 
 
-def test_run_without_its_keeper_runs_to_its_end(stoker: Stoker, waits: Path):
+def test_detached_run_continues_after_its_supervisor_is_killed(stoker: Stoker, waits: Path):
     run = detach("waits.py")
     program = psutil.Process(run.facts.pid)
     keeper = program.parent()
@@ -144,7 +144,7 @@ def test_run_from_before_a_reboot_is_not_running(tmp_path: Path):
     assert "without an exit status" in run.title(now=100.0)
 
 
-def test_runs_are_listed_and_shown(stoker: Stoker, waits: Path, tmp_path: Path):
+def test_detached_runs_are_listed_and_found_by_name(stoker: Stoker, waits: Path, tmp_path: Path):
     run = detach("--name", "nightly", "waits.py")
     assert run.name == "nightly"
     listed = stoker("sessions").output
@@ -178,7 +178,7 @@ def test_runs_are_listed_and_shown(stoker: Stoker, waits: Path, tmp_path: Path):
         (["--detach", "waits.py", "--session", "zz"], "no session 'zz' on this machine"),
     ],
 )
-def test_undetachable_command_is_refused(stoker: Stoker, waits: Path, arguments: list[str], words: str):
+def test_invalid_detach_options_are_refused(stoker: Stoker, waits: Path, arguments: list[str], words: str):
     result = stoker("run", *arguments)
     assert words in (str(result.exception) if result.exit_code == 1 else result.output)
     assert result.exit_code != 0
@@ -193,7 +193,7 @@ def test_detach_option_after_the_program_prints_a_note(stoker: Stoker, tmp_path:
     assert "to detach the program write stoker run --detach quick.py" in done.stderr.replace("\n", " ")
 
 
-def test_program_that_fails_at_once_is_shown(stoker: Stoker, tmp_path: Path):
+def test_detached_program_that_fails_at_once_shows_its_output(stoker: Stoker, tmp_path: Path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no model here')\n")
     done = stoker("run", "--detach", "fails.py")
     if done.exit_code == 0:  # on a busy machine the start takes longer than `--detach` waits

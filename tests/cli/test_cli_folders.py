@@ -34,7 +34,7 @@ def test_unwritable_state_folder_is_reported(a_file: Path, monkeypatch: pytest.M
         package.load(run_dir=str(a_file.parent / "runs"), progress=False)
 
 
-def test_error_of_up_names_its_own_options(stoker: Stoker, a_file: Path):
+def test_up_error_names_options_of_the_up_command(stoker: Stoker, a_file: Path):
     refused = stoker("up", "--folder", str(a_file / "s"))
     assert isinstance(refused.exception, SessionError)
     assert "stoker up --folder DIR" in str(refused.exception)
@@ -62,7 +62,7 @@ def test_process_started_in_a_removed_folder_lists_sessions(tmp_path: Path):
 
 @pytest.mark.usefixtures("removed")
 @pytest.mark.parametrize("command", [["status"], ["replay"], ["calls"], ["logs"], ["explain", "c-1"]])
-def test_command_finds_the_sessions_of_the_state_folder(stoker: Stoker, command: list[str]):
+def test_session_commands_work_in_a_removed_folder(stoker: Stoker, command: list[str]):
     assert str(stoker(*command).exception).startswith("no session on this machine; ")
 
 

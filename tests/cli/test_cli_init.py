@@ -71,7 +71,7 @@ def test_properties_of_slurm_are_read_from_its_commands():
     assert [slurm.is_preemptible(each) for each in slurm.partitions] == [True, False, True]
 
 
-def test_cluster_without_accounting_preemption_or_answer_is_read():
+def test_missing_accounting_preemption_or_answer_is_recognized():
     slurm = surroundings.ask(
         answering(
             sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=CommandResult(0, "PreemptType = preempt/none\n", "")
@@ -93,7 +93,7 @@ def test_cluster_without_accounting_preemption_or_answer_is_read():
     [("infinite", 0), ("n/a", 0), ("30", 1800), ("30:00", 1800), ("4:00:00", 14400), ("1-00:00:00", 86400),
      ("2-12", 216000), ("1-00:30", 88200)],
 )  # fmt: skip
-def test_limits_of_partitions_are_read(text: str, seconds: float):
+def test_time_limits_of_partitions_are_parsed(text: str, seconds: float):
     assert surroundings.parse_time_limit(text) == seconds
 
 
@@ -125,7 +125,7 @@ PartitionName=cpu Default=NO MaxMemPerCPU=1000
 """
 
 
-def test_cores_and_memory_are_the_share_of_a_gpu_in_the_partition():
+def test_requested_cores_and_memory_are_the_share_of_one_gpu():
     slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
@@ -156,7 +156,7 @@ def test_named_partition_is_used_or_refused():
         init.draft(around(), partition="gpu")
 
 
-def test_fast_network_interface_is_named():
+def test_init_chooses_the_fast_network_interface():
     made = init.draft(around(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"}))
     assert parse_site(made.text, file="s").session.interface == "ib0"
     assert "pilots will reach this host over ib0 (10.4.0.2)" in made.reasons
@@ -171,13 +171,13 @@ def test_init_writes_a_valid_site_file_for_each_batch_system(kind: ProviderKind)
     assert site.provider.queue == ("gpuq" if kind.value in ("pbs", "lsf", "grid_engine") else "")
 
 
-def test_slurm_that_does_not_answer_gets_a_template_file():
+def test_init_writes_a_template_file_if_slurm_does_not_answer():
     made = init.draft(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
     assert parse_site(made.text, file="site.toml").provider.kind is ProviderKind.SLURM
     assert "Unable to contact slurm controller" in made.reasons[0]
 
 
-def test_queues_are_parsed_from_the_output_of_their_systems():
+def test_queues_are_parsed_from_the_output_of_each_batch_system():
     pbs = """\
 Queue              Max   Tot Ena Str   Que   Run   Hld   Wat   Trn   Ext Type
 ---------------- ----- ----- --- --- ----- ----- ----- ----- ----- ----- ----
@@ -194,7 +194,7 @@ night            20  Closed:Inact      -    -    -    -     0     0     0     0
     assert surroundings.read_queues("all.q\ngpu.q\n", ProviderKind.GRID_ENGINE) == ["all.q", "gpu.q"]
 
 
-def test_scratch_is_the_writable_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_scratch_folders_are_found_from_environment_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mine, work, full = tmp_path / "mine", tmp_path / "work", tmp_path / "a file"
     mine.mkdir()
     work.mkdir()
@@ -226,7 +226,7 @@ def test_init_writes_a_readable_file_and_overwrites_nothing(
     assert stoker("init", "--output", "-").output == (tmp_path / "site.toml").read_text()
 
 
-def test_site_that_does_not_fit_gets_an_error_with_the_valid_values():
+def test_invalid_slurm_setting_error_lists_the_valid_values():
     slurm = surroundings.ask(answering())
 
     def faults(text: str) -> list[str]:
@@ -254,7 +254,7 @@ def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeyp
     assert "site local is for pbs; this host has no batch system" in scheduler.text
 
 
-def test_files_below_a_private_tmp_print_a_warning():
+def test_python_installed_below_tmp_prints_a_warning():
     said = list(
         doctor_site.warn_about_folders_in_tmp(
             "site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")
@@ -290,7 +290,7 @@ def test_working_htcondor_is_preferred_to_unconfigured_slurm(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("answer", "kind"), [("exit 1", ProviderKind.LOCAL), ("echo lab", ProviderKind.KUBERNETES)])
-def test_kubectl_counts_only_with_a_configured_cluster(
+def test_kubernetes_is_chosen_only_with_a_configured_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, kind: ProviderKind
 ):
     (tmp_path / "kubectl").write_text(f"#!/bin/sh\n{answer}\n")

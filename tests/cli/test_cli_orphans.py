@@ -65,7 +65,7 @@ def test_manager_of_a_removed_folder_is_an_orphan(manager: Manager):
     assert manager.process.pid in left_behind()
 
 
-def test_only_processes_of_ended_sessions_are_left_behind(manager: Manager, pilot_of: PilotOf, tmp_path: Path):
+def test_only_processes_of_ended_sessions_are_reported_as_orphans(manager: Manager, pilot_of: PilotOf, tmp_path: Path):
     ended, stays, starts, copied = (SessionFolder(tmp_path / name) for name in ("ended", "stays", "starts", "copied"))
     for each in (ended, stays, starts, copied):
         each.make()
@@ -83,7 +83,7 @@ def test_only_processes_of_ended_sessions_are_left_behind(manager: Manager, pilo
     assert not others & found
 
 
-def test_processes_of_taskvine_are_identified_by_environment(manager: Manager, tmp_path: Path):
+def test_taskvine_orphans_are_identified_by_environment_variable(manager: Manager, tmp_path: Path):
     worker = tmp_path / "vine_worker"
     worker.symlink_to("/bin/sleep")
     gone = str(tmp_path / "gone")
@@ -102,7 +102,7 @@ def test_processes_of_taskvine_are_identified_by_environment(manager: Manager, t
     assert found == [doctor.OrphanProcess(there[0].pid, "vine_worker", gone)]
 
 
-def test_pilot_is_left_behind_when_program_and_manager_died(manager: Manager, pilot_of: PilotOf):
+def test_pilot_is_an_orphan_after_its_manager_is_killed(manager: Manager, pilot_of: PilotOf):
     pilot = pilot_of(manager.folder.path)
     assert pilot not in left_behind()
     manager.kill()

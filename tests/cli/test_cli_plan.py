@@ -104,7 +104,7 @@ def test_differently_packed_inputs_cost_the_same_per_input(stoker: Stoker):
     assert any("are assumed to have had 16 inputs each" in line for line in app)
 
 
-def test_unmeasured_work_is_not_forecast(stoker: Stoker, site: str):
+def test_plan_refuses_an_application_that_was_never_measured(stoker: Stoker, site: str):
     error = stoker("plan", site, "fact-verification").exception
     assert isinstance(error, SessionError)
     assert "make a short run first" in str(error)

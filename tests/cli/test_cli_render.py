@@ -47,7 +47,7 @@ BUSY = msgspec.structs.replace(
 )  # fmt: skip
 
 
-def test_log_gets_state_changes_and_one_line_for_calls():
+def test_status_log_prints_state_changes_and_one_line_for_calls():
     later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
     assert status.lines_if_status_changed(BUSY, before=None) == [*status.render(BUSY), ""]
     assert status.lines_if_status_changed(later, before=BUSY) == [], "only the times change"
@@ -103,7 +103,7 @@ def test_busy_session_is_shown_completely():
         ({"served": 0, "running": 0, "hot": 0, "queued": 0}, "never used"),
     ],
 )
-def test_load_use_count_is_the_number_of_calls_that_ran(facts: dict[str, Any], said: str):
+def test_status_shows_how_many_calls_used_each_context_load(facts: dict[str, Any], said: str):
     context = msgspec.structs.replace(LLM, **facts)
     [line] = [line for line in status.render(msgspec.structs.replace(NOTHING, contexts=(context,))) if " load" in line]
     assert said in line
@@ -210,7 +210,7 @@ HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")
 BACKFILL = Site(name="backfill", provider=Provider(kind=ProviderKind.SLURM, partition="backfill"))
 
 
-def test_up_prints_its_location_and_its_queued_jobs():
+def test_up_prints_the_manager_host_and_the_queued_jobs():
     jobs = tuple(block(f"b{n}", BlockPhase.PENDING, reason="Priority", expected_in_s=660) for n in range(88123, 88131))
     now = datetime.datetime(2026, 11, 21, 10, 31)
     folder = SessionFolder("/home/ana/k3v9")
@@ -284,7 +284,7 @@ def test_ended_session_shows_no_forecasts():
     assert not any("waits:" in line for line in lines)
 
 
-def test_story_has_times_and_the_date_where_it_changes():
+def test_explanation_prints_times_and_each_new_date():
     today = datetime.datetime.combine(datetime.date.today(), datetime.time(10, 22, 7))
     yesterday = today - datetime.timedelta(days=1)
     lines = (
@@ -306,7 +306,7 @@ def test_story_has_times_and_the_date_where_it_changes():
     assert pilot[:2] == ["n014  here", "  10:22:07  sent to lib-3"]
 
 
-def test_libraries_that_died_with_a_call_are_read_from_its_story():
+def test_libraries_that_died_with_a_call_are_found_in_its_history():
     texts = ["submitted to lib-1", "its library died (lib-2 on n was killed by SIGKILL), 1 of 2", "sent to lib-3"]
     assert logs.died(texts) == ["lib-2"]
 
@@ -350,14 +350,14 @@ POOL = Site(
 )
 
 
-def test_pilots_without_shared_files_report_a_lost_manager():
+def test_moved_manager_prints_a_warning_if_pilots_share_no_files():
     said = unreachable_pilots_warning([SHARED, POOL], before=HERE, now=THERE)
     assert "pilots of pool share no files with this host" in said
     assert f"look for it at {HERE}" in said
     assert "attach from its previous host" in said
 
 
-def test_pilots_that_find_their_manager_again_show_no_warning():
+def test_no_warning_is_printed_if_pilots_can_find_their_manager():
     assert unreachable_pilots_warning([SHARED], before=HERE, now=THERE) == ""
     assert unreachable_pilots_warning([SHARED, POOL], before=HERE, now=HERE) == ""
 
@@ -365,7 +365,7 @@ def test_pilots_that_find_their_manager_again_show_no_warning():
 LINE = b"%06d a line that some call printed\n"
 
 
-def test_call_without_its_log_section_is_reported(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
+def test_missing_log_section_of_a_call_is_reported(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]):
     log = tmp_path / "lib-1.log"
     log.write_bytes(b"".join(LINE % number for number in range(1_200_000)))
     size = log.stat().st_size

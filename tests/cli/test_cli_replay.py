@@ -75,7 +75,7 @@ def test_decisions_missing_from_the_journal_are_reported():
     assert "has not written them yet" in render(old, took_s=0.1, live=True)[1]
 
 
-def test_different_decision_is_reported_with_its_event_and_fails(
+def test_replay_fails_and_reports_the_event_of_a_different_decision(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
 ):
     live(manager, client, pilot)

@@ -200,7 +200,7 @@ def test_ended_session_with_an_unreadable_journal_is_reported(stoker: Stoker, fo
         assert str(folder.path) in str(result.exception)
 
 
-def test_manager_that_does_not_answer_is_a_clear_error(
+def test_unresponsive_manager_raises_a_clear_error(
     stoker: Stoker, folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
 ):
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -256,7 +256,7 @@ def test_logs_command_lists_and_follows_until_ctrl_c(stoker: Stoker, manager: Ma
     assert following.returncode == 130
 
 
-def test_output_of_the_job_of_a_block_is_a_log(stoker: Stoker, manager: Manager):
+def test_logs_command_shows_the_output_of_batch_jobs(stoker: Stoker, manager: Manager):
     folder = manager.folder
     folder.submit.mkdir(exist_ok=True)
     (folder.submit / "stoker-test-b1.err").write_text("module: command not found\n")
@@ -302,7 +302,7 @@ main.main(["status", "--watch"])
 """
 
 
-def test_attach_on_a_pipe_prints_changes_once_and_leaves_on_ctrl_c(manager: Manager, client: Peer, pilot: Peer):
+def test_attach_on_a_pipe_prints_changes_and_detaches_on_ctrl_c(manager: Manager, client: Peer, pilot: Peer):
     script = WATCH.replace('["status", "--watch"]', '["attach", "test"]')
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as attached:
         while not (line := attached.stdout.readline()).startswith("  n014-ab12"):

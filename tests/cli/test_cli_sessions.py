@@ -77,7 +77,7 @@ def test_prune_removes_old_ended_sessions_and_lists_them(stoker: Stoker, manager
     assert "no session ended 2d ago or earlier" in stoker("sessions", "--prune", "--older", "2d").output
 
 
-def test_ended_session_whose_port_was_reused_is_removed(stoker: Stoker, manager: Manager):
+def test_prune_removes_an_ended_session_whose_port_was_reused(stoker: Stoker, manager: Manager):
     old = a_session("old1")
     old.write(SessionFile("old1", 1, manager.folder.read().address, old.read_key("server").public))
     aged(old, 20)
@@ -96,7 +96,7 @@ def test_locked_session_is_kept_by_prune(stoker: Stoker, name: str):
         assert f"{name} is locked" in kept(stoker)
 
 
-def test_session_with_a_process_on_this_machine_is_kept(stoker: Stoker):
+def test_prune_keeps_a_session_with_a_process_on_this_machine(stoker: Stoker):
     old = a_session("old1")
     script = "import time; print('here', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", script, "-m", "stoker.pilot.main", "--session", str(old.path)]
@@ -108,7 +108,7 @@ def test_session_with_a_process_on_this_machine_is_kept(stoker: Stoker):
             process.kill()
 
 
-def test_session_whose_manager_may_live_on_another_host_is_kept(stoker: Stoker):
+def test_prune_keeps_a_session_whose_manager_may_run_elsewhere(stoker: Stoker):
     old = a_session("old1", over=False)
     (old.path / "manager.json").unlink()  # without this file the session cannot be queried
     holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
@@ -117,7 +117,7 @@ def test_session_whose_manager_may_live_on_another_host_is_kept(stoker: Stoker):
     assert "its manager was pid 42 on n7, and may still run" in kept(stoker)
 
 
-def test_session_whose_batch_system_does_not_answer_is_kept(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
+def test_prune_keeps_a_session_if_its_batch_system_is_unreachable(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):
     old = a_session("old1")
     write_sites(old.sites, [parse_site('name = "lsf"\n[provider]\nkind = "lsf"', file="lsf")])
     aged(old, 20)
@@ -131,7 +131,7 @@ def test_session_whose_batch_system_does_not_answer_is_kept(stoker: Stoker, monk
     assert "removed 1 session" in stoker("sessions", "--prune").output
 
 
-def test_folder_named_and_used_by_a_person_is_kept(stoker: Stoker, tmp_path: Path):
+def test_prune_keeps_a_session_folder_with_files_of_the_user(stoker: Stoker, tmp_path: Path):
     old = a_session("old1", place=tmp_path / "mine")
     (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
     (state_folder() / "sessions" / "old1").symlink_to(old.path)

@@ -21,7 +21,9 @@ LINES = {
 
 
 @pytest.mark.parametrize("site", sorted(path.stem for path in FOLDER.glob("*.toml")))
-def test_each_shipped_site_file_is_rendered(stoker: Stoker, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_dry_run_prints_the_job_of_each_shipped_site_file(
+    stoker: Stoker, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PATH", str(tmp_path))  # no batch system
     shown = stoker.ok("up", str(FOLDER / f"{site}.toml"), "--dry-run")
     place = 0

@@ -61,7 +61,7 @@ def test_walltime_that_may_be_granted_is_accepted(asked: dict[str, Any]):
     assert len(notes) == ("gpu" in asked["partition"])
 
 
-def test_cluster_that_does_not_answer_is_not_checked(tmp_path: Path):
+def test_site_is_accepted_if_the_cluster_does_not_answer(tmp_path: Path):
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     assert doctor_site.refuse([site(hours=72)]) == []
 

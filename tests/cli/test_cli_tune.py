@@ -28,7 +28,7 @@ def write(folder, more="", *, name="job.toml", data="data.jsonl"):
     (folder / name).write_text(f'[data]\npath = "{data}"\n{more}')
 
 
-def test_one_wrong_job_stops_all_jobs_of_the_command(folder):
+def test_one_invalid_job_file_prevents_all_submissions(folder):
     write(folder)
     write(folder, name="other.toml", data="absent.jsonl")
     with pytest.raises(ConfigError, match=r"absent\.jsonl: no such file"):
@@ -39,7 +39,7 @@ def test_one_wrong_job_stops_all_jobs_of_the_command(folder):
         tune("submit", "job.toml", "sub/job.toml")
 
 
-def test_show_without_results_is_reported(folder):
+def test_tune_commands_report_that_no_job_is_known(folder):
     assert "no tuning job is known in this folder" in tune("status").output
     assert json.loads(tune("status", "--json").output) == {"jobs": []}
     assert tune("status", "--watch", "--json").exit_code == 2

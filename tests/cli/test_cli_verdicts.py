@@ -51,7 +51,7 @@ def test_exception_is_attributed_to_the_program_with_its_lines(folder: SessionFo
     ]
 
 
-def test_output_of_the_call_is_evidence(folder: SessionFolder):
+def test_verdict_uses_the_output_of_the_call_as_evidence(folder: SessionFolder):
     sick = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     path = log(folder, "lib-1.log", [*TRAINING, sick, *TRAINING[:3]])
     printed = f"printed {path}:0-{path.stat().st_size}"
@@ -62,7 +62,7 @@ def test_output_of_the_call_is_evidence(folder: SessionFolder):
     assert f"            lib-1:51: {sick}" in explain.verdict_lines(fault)
 
 
-def test_lines_have_their_line_numbers_in_the_file(folder: SessionFolder):
+def test_evidence_lines_have_their_line_numbers_in_the_log(folder: SessionFolder):
     before, sick = "a call before\n" * 20, "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     path = folder.path / "pilots" / "n1" / "lib-1.log"
     path.write_text(f"{before}step 1\n{sick}\n")
@@ -95,7 +95,9 @@ CROWDED = (
          " be installed there", "framework", "package"),
     ],
 )  # fmt: skip
-def test_session_events_of_a_call_are_judged(folder: SessionFolder, said: str, kind: str, component: str):
+def test_verdict_is_derived_from_the_failure_message_of_a_call(
+    folder: SessionFolder, said: str, kind: str, component: str
+):
     fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", f"ended without a result {said}"))
     assert (fault.kind.value, fault.component) == (kind, component)
     assert fault.proof[0].text in said
@@ -133,7 +135,7 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
         ("ValueError: operands could not be broadcast together with shapes (2,) (3,)", "code"),
     ],
 )  # fmt: skip
-def test_common_user_exceptions_have_the_right_component(folder: SessionFolder, raised: str, component: str):
+def test_verdict_assigns_common_exceptions_to_their_components(folder: SessionFolder, raised: str, component: str):
     text = f"raised an exception in your code after 0.100 s: {raised}\nat /home/ana/program.py:12 in verify"
     fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", text))
     assert (fault.kind, fault.component) == (FaultKind.USER, component)
@@ -338,7 +340,7 @@ def test_progress_of_a_running_call_is_read_from_its_output(folder: SessionFolde
         ("a disk of the node is full: OSError: 4096 requested and 12 written", "disk"),
     ],
 )
-def test_proved_facts_of_a_pilot_are_not_contradicted(tmp_path: Path, said: str, component: str):
+def test_verdict_follows_the_facts_reported_by_a_pilot(tmp_path: Path, said: str, component: str):
     text = f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times\n  p1: {said}"
     verdict = explain.diagnose_story_failure(
         SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),))

@@ -58,7 +58,7 @@ def test_control_character_in_a_setting_is_refused(table: str, setting: str) -> 
         assert character not in str(caught.value)
 
 
-def test_site_created_in_a_program_is_refused_too() -> None:
+def test_site_created_in_code_with_a_line_break_is_refused() -> None:
     with pytest.raises(ValueError, match=r"qos = .* has a line break in it"):
         Provider(kind=ProviderKind.SLURM, qos="normal\n#SBATCH --wrap=true")
     with pytest.raises(ValueError, match=r"options = .* has a line break in it"):

@@ -8,7 +8,7 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
 
 
-def test_status_and_stories_use_the_name_of_the_site() -> None:
+def test_status_and_explanations_use_the_name_of_the_site() -> None:
     site = parse_site('name = "basement"\n[provider]\nkind = "slurm"', file="site.toml")
     c = Cluster().sources(source_of(site, kept=False))
     [block] = c.core.state.blocks

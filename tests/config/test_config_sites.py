@@ -123,7 +123,7 @@ def test_error_line_is_correct_below_multi_line_values() -> None:
         parse_site(text, file="s")
 
 
-def test_number_may_be_quoted() -> None:
+def test_numeric_setting_may_be_quoted() -> None:
     text = '[provider]\nkind = "slurm"\n{}\n[pilot]\n{}\n'
     quoted = parse_site(text.format('gpus = "2"\nnodes = "3"\ncores = " 8"', 'max_blocks = "4"'), file="s")
     plain = parse_site(text.format("gpus = 2\nnodes = 3\ncores = 8", "max_blocks = 4"), file="s")
@@ -183,7 +183,7 @@ def test_config_error_survives_pickling() -> None:
         (["--array=nonsense"], 1),
     ],
 )
-def test_array_starts_one_pilot_per_task_and_node(options: list[str], tasks: int) -> None:
+def test_job_array_starts_one_pilot_per_task_and_node(options: list[str], tasks: int) -> None:
     text = f'[provider]\nkind = "slurm"\nnodes = 2\noptions = {options!r}'
     assert parse_site(text, file="s").provider.pilots == 2 * tasks
 
@@ -222,7 +222,7 @@ def test_job_arrays_of_other_batch_systems_are_refused(kind: str, option: str) -
         ("condor", "Output = o", "Output"),
     ],
 )
-def test_option_that_would_hide_a_job_is_refused(kind: str, option: str, own: str) -> None:
+def test_batch_option_that_breaks_job_tracking_is_refused(kind: str, option: str, own: str) -> None:
     text = f'[provider]\nkind = "{kind}"\noptions = ["{option}"]'.replace('"mine"', "'mine'")
     said = rf"line 3: \[provider\] options has .*: {own} is not allowed in a site file: .*; remove it$"
     with pytest.raises(ConfigError, match=said):
@@ -249,7 +249,7 @@ def test_other_batch_options_are_kept(kind: str, options: list[str]) -> None:
     ("kind", "init"),
     [("slurm", "\n# ours\n#SBATCH --chdir=/tmp\ntrue"), ("lsf", "true\n#BSUB -J x"), ("grid_engine", "true\n#$ -N x")],
 )
-def test_batch_directive_in_worker_init_counts_as_an_option(kind: str, init: str) -> None:
+def test_forbidden_batch_directive_in_worker_init_is_refused(kind: str, init: str) -> None:
     with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not allowed in a site file"):
         parse_site(f"[provider]\nkind = '{kind}'\nworker_init = {json.dumps(init)}", file="s")
     assert parse_site(f"[provider]\nkind = 'slurm'\nworker_init = {json.dumps('true' + init)}", file="s")

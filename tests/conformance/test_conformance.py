@@ -73,24 +73,26 @@ def new_shell(name: str, walltime_s: float) -> Shell:
 
 @pytest.mark.parametrize("name", [CORE, SIMULATED, POOL])
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
-def test_model_shells_pass_every_sequence(sequence: Sequence, name: str) -> None:
+def test_core_simulator_and_pool_pass_every_conformance_sequence(sequence: Sequence, name: str) -> None:
     expressible(sequence, name)
     play(new_shell(name, sequence.walltime_s), sequence)
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if not one.ends_pilot], ids=lambda one: one.name)
-def test_pilot_agent_passes_every_sequence(sequence: Sequence, shared_agent: SharedAgent) -> None:
+def test_shared_pilot_agent_passes_sequences_that_keep_it_running(
+    sequence: Sequence, shared_agent: SharedAgent
+) -> None:
     expressible(sequence, AGENT)
     shared_agent.play(sequence)
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
-def test_pilot_agent_passes_every_sequence_that_ends_it(sequence: Sequence, tmp_path: Path) -> None:
+def test_new_pilot_agent_passes_each_sequence_that_ends_it(sequence: Sequence, tmp_path: Path) -> None:
     expressible(sequence, AGENT)
     play(RealAgent(tmp_path, walltime_s=sequence.walltime_s), sequence)
 
 
-def test_nearly_all_sequences_run_in_nearly_all_shells() -> None:
+def test_core_runs_all_sequences_and_few_are_skipped_elsewhere() -> None:
     shells = {CORE, AGENT, SIMULATED, POOL}
     left_out = [(one.name, name) for one in SEQUENCES for name in one.without]
     assert {name for _, name in left_out} <= shells - {CORE}

@@ -41,7 +41,7 @@ def of_bytes(ids: Sequence[int]) -> str:
 
 
 @pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
-def test_invalid_bytes_are_sent_within_three_tokens(decoded: Callable[[Sequence[int]], str]) -> None:
+def test_invalid_utf8_is_streamed_within_three_tokens(decoded: Callable[[Sequence[int]], str]) -> None:
     written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
     pieces = [written.add(0xFF) for _ in range(20)]
     assert pieces == ["", "", "", *[LOST] * 17]
@@ -95,7 +95,7 @@ def test_token_limit_ends_the_text_and_releases_held_text() -> None:
     stop=st.lists(st.text(min_size=1, max_size=4), max_size=3).map(tuple),
     most=st.integers(1, 60),
 )
-def test_pieces_join_to_the_whole_text(text: bytes, stop: tuple[str, ...], most: int) -> None:
+def test_streamed_pieces_join_to_the_whole_text(text: bytes, stop: tuple[str, ...], most: int) -> None:
     pieces, one = write(text, stop=stop, most=most)
     whole, other = write(text, stop=stop, pieces=False, most=most)
     found = "".join(whole)
@@ -127,7 +127,7 @@ def test_incomplete_character_is_returned_with_its_bytes(text, piece, found, raw
 
 
 @pytest.mark.slow
-def test_call_markers_stay_and_other_special_tokens_are_removed(tmp_path):
+def test_tool_call_markers_stay_and_other_special_tokens_are_removed(tmp_path):
     transformers = pytest.importorskip("transformers")
     write_tiny_model(tmp_path / "tiny")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tiny")

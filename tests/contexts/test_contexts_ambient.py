@@ -46,7 +46,7 @@ def test_variables_of_the_context_are_available_in_calls() -> None:
         contexts.load_variable_from_serverless("model")
 
 
-def test_objects_survive_the_load() -> None:
+def test_object_paths_remain_known_after_the_context_load() -> None:
     ambient.enter_library(device="cpu", objects={"file-1": "/cache/file-1"})
     ambient.enter_library(device="cpu", context=1)
     assert contexts.local_path("file-1") == Path("/cache/file-1")
@@ -77,7 +77,7 @@ def test_unpicklable_checkpoint_raises_an_error() -> None:
         contexts.progress(1, state=threading.Lock)  # a callable state is called
 
 
-def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:
+def test_concurrent_calls_have_separate_progress_and_folders(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
 
     def call(number: int) -> tuple[list[float], Path]:
@@ -97,7 +97,7 @@ def test_slots_keep_their_calls_separate(tmp_path: Path) -> None:
             assert folder == tmp_path / str(number)
 
 
-def test_thread_of_the_user_finds_its_call() -> None:
+def test_thread_started_by_a_call_reports_progress_for_that_call() -> None:
     heard: list[float] = []
     ambient.enter_call_scope(hook=lambda done, *_: bool(heard.append(done)))  # type: ignore[func-returns-value]
     thread = threading.Thread(target=lambda: contexts.progress(7))

@@ -124,7 +124,7 @@ def test_mean_hidden_states_are_returned(name: str) -> None:
     assert np.allclose(long, found[2], atol=2e-3), "a text is truncated before it exceeds the context window"
 
 
-def test_unreadable_input_raises_an_error() -> None:
+def test_empty_or_too_long_input_raises_an_error() -> None:
     model = engine("llama", max_position_embeddings=64)
     assert reading.mean_losses(model, [], SAMPLES) == []
     assert reading.mean_hidden_states(model, [], most_tokens=8).shape == (0, 0)

@@ -79,7 +79,7 @@ def test_next_token_is_due_one_tpot_later() -> None:
     assert batch.due_at == math.inf, "without a time per token, only the first token is due"
 
 
-def test_requests_are_read_together_and_leave_when_finished() -> None:
+def test_prompts_are_read_together_and_finished_requests_leave() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=100))
     batch.add(1, prompt=10, most=5)
     batch.add(2, prompt=20, most=5)
@@ -132,7 +132,7 @@ def test_prompt_with_the_nearest_deadline_is_read_first() -> None:
     assert order == [3, 2, 1]
 
 
-def test_requests_wait_for_memory_and_grow_into_freed_memory() -> None:
+def test_requests_wait_for_memory_and_the_oldest_is_never_evicted() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=192))
     for id in (1, 2, 3, 4):
         batch.add(id, prompt=50, most=60)
@@ -144,7 +144,7 @@ def test_requests_wait_for_memory_and_grow_into_freed_memory() -> None:
     assert not any(1 in step.evicted for step in steps)  # the oldest request 1 has the least headroom
 
 
-def test_request_that_outgrows_its_estimate_needs_another_row() -> None:
+def test_expected_cache_size_grows_if_output_exceeds_the_mean() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=1024, page_tokens=16))
     batch.add(1, prompt=16, most=32)
     run(batch, {1: 32})
@@ -210,7 +210,7 @@ def test_every_request_ends_within_the_limits(asked, rows, part, room, aborted, 
     assert {id: wrote[id] for id in ends} == ends
 
 
-def test_row_has_a_power_of_two_or_whole_pages() -> None:
+def test_cache_row_size_is_a_power_of_two_or_whole_pages() -> None:
     assert [row_tokens(tokens) for tokens in (1, 64, 65, 1000)] == [64, 64, 128, 1024]
     paged = BatchLimits(cache_tokens=100, page_tokens=16)
     assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
@@ -220,7 +220,7 @@ def test_row_has_a_power_of_two_or_whole_pages() -> None:
     assert "need 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
 
 
-def test_peak_counts_each_request_with_at_least_the_mean() -> None:
+def test_peak_memory_estimate_assumes_at_least_the_mean_output() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=1000, page_tokens=10))
     batch.add(1, prompt=20, most=500)
     assert batch.peak_tokens(prompt=30, output=100) == 120 + 130
@@ -229,7 +229,7 @@ def test_peak_counts_each_request_with_at_least_the_mean() -> None:
     assert batch.peak_tokens(prompt=30, output=100) == 170 + 130
 
 
-def test_request_that_waits_for_memory_makes_no_turn_urgent() -> None:
+def test_request_that_waits_for_memory_sets_no_batch_deadline() -> None:
     batch = RunningBatch(BatchLimits(cache_tokens=128))
     batch.add(1, prompt=100, most=20, due_at=50.0, tpot_s=1.0)
     assert batch.next() is not None

@@ -68,7 +68,7 @@ MUTABLE = [
 
 
 @pytest.mark.parametrize("source", MUTABLE)
-def test_object_that_may_change_in_place_is_mutable(source: str) -> None:
+def test_captured_object_that_may_change_counts_as_mutable(source: str) -> None:
     use = namespace(f"{source}\ndef use(): return held")["use"]
     assert Captured(use).mutable
     through = namespace(f"{source}\ndef helper(): return held\ndef use(): return helper()")["use"]
@@ -89,7 +89,7 @@ def test_object_that_may_change_in_place_is_mutable(source: str) -> None:
         "class use: pass",
     ],
 )
-def test_defaults_attributes_and_the_object_itself_count(source: str) -> None:
+def test_mutable_defaults_and_attributes_of_a_function_are_found(source: str) -> None:
     assert Captured(namespace(source)["use"]).mutable
 
 
@@ -141,7 +141,7 @@ def test_change_inside_a_captured_function_is_never_missed(holder: str) -> None:
     assert captured.mutable or captured.changed(use)
 
 
-def test_module_of_the_user_is_mutable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_user_module_counts_as_mutable(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("stoker_test_settings")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = namespace("def use(): return settings.rate")
@@ -182,7 +182,7 @@ def test_function_referenced_by_its_helpers_is_freed() -> None:
     assert gone() is None
 
 
-def test_loader_whose_names_are_rebound_is_found_by_its_recipe() -> None:
+def test_rebound_name_of_a_loader_is_found_from_its_recipe() -> None:
     names = namespace("import stoker\nsettings = {'layers': [1]}\n@stoker.context\ndef table(): return settings\n")
     recipe = names["table"]()
     assert isinstance(recipe, Recipe)

@@ -117,7 +117,7 @@ def test_scores_are_equal_in_separate_calls(model: Any, expected: list[list[floa
     assert model.batch_load().reused_tokens == model.reused_tokens
 
 
-def test_given_prefix_changes_only_the_work(model: Any, expected: list[list[float]]) -> None:
+def test_given_prefix_is_reused_without_changing_scores(model: Any, expected: list[list[float]]) -> None:
     rest = [prompt.removeprefix(TEMPLATE) for prompt in PROMPTS]
     assert close(model.label_scores(rest[:1], LABELS, prefix=TEMPLATE), expected[:1])
     before = model.reused_tokens
@@ -196,7 +196,7 @@ def test_memory_per_cached_token_is_known_after_the_load(model: Any) -> None:
         ambient.leave_library()
 
 
-def test_prompt_too_long_for_the_cache_is_refused_first(model: Any) -> None:
+def test_call_with_a_prompt_too_long_for_the_cache_is_refused(model: Any) -> None:
     config = model.model.config
     head = config.hidden_size // config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.model.dtype.itemsize
@@ -254,7 +254,7 @@ def test_snapshot_of_a_gguf_file_scores_like_the_bare_model(real, really_expecte
     assert close(real.label_scores(PROMPTS[:2], LABELS, batch_size=2), really_expected[:2])
 
 
-def test_folder_and_checkpoint_are_one_model_without_a_snapshot(tiny, snapshots, expected):
+def test_folder_and_its_checkpoint_file_give_the_same_recipe_key(tiny, snapshots, expected):
     before = set(snapshots.iterdir())
     of_folder, of_file = causal_lm(tiny), causal_lm(tiny / "model.safetensors")
     assert of_folder.key == of_file.key
@@ -284,7 +284,7 @@ def test_recipe_has_a_name_an_object_and_a_key(tmp_path: Path) -> None:
     assert causal_lm(tmp_path).preload == recipe.preload, "models of all architectures share a zygote"
 
 
-def test_model_over_several_devices_needs_its_share_of_each(tmp_path: Path) -> None:
+def test_split_model_needs_a_fraction_of_cache_memory_per_device(tmp_path: Path) -> None:
     facts = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(facts))
     one, four = causal_lm(tmp_path).needs, causal_lm(tmp_path, devices=4).needs
@@ -309,7 +309,7 @@ def test_impossible_device_split_is_refused(tmp_path: Path, options: dict[str, A
         causal_lm(tmp_path, **options)
 
 
-def test_graphs_are_an_option_of_the_continuous_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_continuous_engine_supports_cuda_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert causal_lm(graphs=False).key == causal_lm().key
     assert causal_lm(graphs=True).key != causal_lm().key
     assert causal_lm(graphs=True, engine="continuous").key != causal_lm(engine="continuous").key

@@ -61,7 +61,7 @@ class Machine:
         ({"idle": None}, 8, [4, 4, 4, 4]),  # the idle time is unknown
     ],
 )
-def test_process_next_to_others_uses_one_thread_per_core(changes, others, expected):
+def test_thread_count_decreases_if_other_processes_use_the_cores(changes, others, expected):
     machine = Machine(4, cores=4)
     vars(machine).update(changes)
     assert machine.compute(times=4, others=others) == expected
@@ -73,7 +73,7 @@ def test_thread_count_is_restored_after_other_processes_end() -> None:
     assert machine.compute(times=8, others=0)[-1] == 4
 
 
-def test_each_computing_thread_gets_its_share() -> None:
+def test_thread_limit_applies_to_each_computing_thread() -> None:
     machine = Machine(3, cores=3)
     with ThreadPoolExecutor(1) as pool:
         assert machine.compute(times=2, others=6) == [3, 1]

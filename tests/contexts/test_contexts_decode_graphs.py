@@ -85,7 +85,7 @@ def test_request_joins_in_the_step_after_it_was_added() -> None:
     assert len(found[second]) == 1
 
 
-def test_shapes_are_captured_after_some_uses_and_when_rows_move(eager: Any) -> None:
+def test_graphs_are_captured_after_repeated_uses_of_a_batch_shape(eager: Any) -> None:
     driver = make_driver(uses=3)
     one = driver.ask(PROMPTS[0], max_new_tokens=100, engine_options=(("ignore_eos", True),))
     found = driver.run(steps=4)
@@ -125,7 +125,7 @@ def test_failed_capture_leaves_the_engine_eager(eager: Any, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("why", ["other values", "no graphs here"])
-def test_backend_that_fails_its_check_is_not_used(why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_graph_backend_that_fails_its_check_is_not_used(why: str, caplog: pytest.LogCaptureFixture) -> None:
     class Wrong(recorded.RecordedGraphs):  # type: ignore[misc, name-defined]
         def upload(self, values: Any, into: Any) -> None:
             super().upload(values + (into.dtype == torch.int64), into)  # shift every token and position by one

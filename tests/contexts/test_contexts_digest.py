@@ -205,7 +205,7 @@ def test_values_have_equal_digests_only_if_they_are_equal(one: Any, other: Any) 
     assert digest_of(payloads.loads(payloads.dumps(one))) == digest_of(one)
 
 
-def test_neighbouring_values_are_delimited() -> None:
+def test_digest_depends_on_the_boundaries_between_values() -> None:
     several = (("ab", "c"), ("a", "bc"), (("a", "b"), "c"), ("abc",), (["ab", "c"],), ({"ab": "c"},))
     seen = [digest_of(*parts) for parts in several]
     assert len(set(seen)) == len(seen)
@@ -275,7 +275,7 @@ def test_containers_that_contain_themselves_are_digested() -> None:
     assert digest_of(one) != digest_of([1, [1]])
 
 
-def test_object_without_digestible_content_is_named() -> None:
+def test_error_names_an_object_that_cannot_be_digested() -> None:
     import threading
 
     lock = threading.Lock()
@@ -323,7 +323,7 @@ def test_tensors_and_patterns_have_one_digest_in_all_processes() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-def test_half_imported_library_may_lack_its_classes(monkeypatch, name):
+def test_digest_works_while_numpy_or_torch_is_half_imported(monkeypatch, name):
     monkeypatch.setattr(user_code, "_known", {})  # use a separate cache of module facts in this test
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

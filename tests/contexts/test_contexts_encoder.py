@@ -135,7 +135,7 @@ def scores_by_hand(folder: Path, *texts: str) -> Any:
 
 
 @pytest.mark.parametrize("inputs", [TEXTS, [("paris lies in france", "the claim is true"), ("water", "paris")]])
-def test_probabilities_of_texts_and_pairs_equal_the_models(tmp_path: Path, inputs: list[Any]) -> None:
+def test_class_probabilities_equal_those_of_transformers(tmp_path: Path, inputs: list[Any]) -> None:
     names = {0: "true", 1: "false", 2: "neither"}
     folder = write_tiny_encoder(tmp_path / "judge", head=True, id2label=names, label2id={})
     model = load(folder)
@@ -190,7 +190,7 @@ def test_input_mistakes_raise_errors_in_the_caller(model: Any, ask: Any, says: s
         (lambda folder: encoder(folder, slots=0), r'1 or more, or "auto"'),
     ],
 )
-def test_recipe_reports_its_own_mistakes(tmp_path: Path, make: Any, says: str) -> None:
+def test_invalid_encoder_arguments_are_refused_by_the_recipe(tmp_path: Path, make: Any, says: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "m.gguf").write_text("")
     with pytest.raises(RecipeError, match=says):

@@ -28,7 +28,9 @@ def dynamic(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("pooling", "batch"), [("mean", 4), ("cls", 1), ("last", 4)])
-def test_runtime_embeds_like_any_encoder(folder: Path, dynamic: Any, batch: int, pooling: str) -> None:
+def test_fixed_length_runtime_embeds_like_a_dynamic_encoder(
+    folder: Path, dynamic: Any, batch: int, pooling: str
+) -> None:
     import numpy as np
 
     found, tokens = load(folder, length=12, batch=batch).embed_array(TEXTS, pooling=pooling, normalize=False)
@@ -50,7 +52,7 @@ def test_text_longer_than_the_runtime_is_refused_or_truncated(folder: Path, dyna
     assert np.allclose(model.embed(["paris lies in " * 3], truncate=True), fits, atol=1e-5)
 
 
-def test_recipe_declares_its_length(folder: Path) -> None:
+def test_recipe_declares_the_longest_input_of_its_runtime(folder: Path) -> None:
     plain, short, long = encoder(folder), encoder(folder, length=8), encoder(folder, length=16)
     assert [recipe.longest_input for recipe in (plain, short, long)] == [0, 8, 16]
     assert len({recipe.key for recipe in (plain, short, long, encoder(folder, length=8, batch=2))}) == 4
@@ -78,7 +80,7 @@ def test_options_that_a_runtime_does_not_support_are_refused(folder: Path, optio
         encoder(folder, **options)
 
 
-def test_length_of_a_folder_equals_that_of_the_loaded_model(folder: Path, dynamic: Any, tmp_path: Path) -> None:
+def test_token_limit_of_a_folder_equals_that_of_the_loaded_model(folder: Path, dynamic: Any, tmp_path: Path) -> None:
     assert read_max_text_tokens(str(folder)) == dynamic.longest == 40
     with pytest.raises(RecipeError, match="the runtime takes 41 tokens, and the model accepts at most 40"):
         dynamic.as_runtime(41)
@@ -120,7 +122,7 @@ def test_login_node_counts_the_same_tokens_as_the_model(folder: Path) -> None:
     assert count(COUNTED[1]) == 3, "with the tokens around it"
 
 
-def test_longest_text_of_a_call_counts(folder: Path) -> None:
+def test_token_count_of_a_call_is_that_of_its_longest_text(folder: Path) -> None:
     count = token_counter(str(folder))
     assert count(["paris", "paris lies in france", "water boils"]) == 6
     assert count([]) == 0
@@ -129,7 +131,7 @@ def test_longest_text_of_a_call_counts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [7, ["paris", 7], ("a", "b", "c")], ids=str)
-def test_values_that_are_not_texts_have_no_tokens(folder: Path, given: Any) -> None:
+def test_counting_tokens_of_a_non_text_value_raises_an_error(folder: Path, given: Any) -> None:
     with pytest.raises(RecipeError, match="cannot be counted: the function's first argument must be a text"):
         token_counter(str(folder))(given)
 
@@ -143,7 +145,7 @@ def test_model_without_a_tokenizer_file_names_the_missing_file(tmp_path: Path) -
             token_counter(str(tmp_path))("paris")
 
 
-def test_recipes_counts_and_families_import_no_gpu_library(folder: Path, tmp_path: Path) -> None:
+def test_recipes_and_token_counts_import_no_gpu_library(folder: Path, tmp_path: Path) -> None:
     program = (
         "import sys; import stoker.contexts.encoder; from stoker import encoder, encoder_family;"
         f" encoder({str(folder)!r}); stoker.contexts.encoder({str(folder)!r});"
@@ -194,7 +196,7 @@ def test_invalid_lengths_are_refused(folder: Path, lengths: Any) -> None:
         encoder_family(folder, lengths=lengths)
 
 
-def test_other_mistakes_raise_errors_in_the_caller(folder: Path, tmp_path: Path) -> None:
+def test_invalid_encoder_family_arguments_raise_errors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="small accepts at most 40 tokens"):
         encoder_family(folder, lengths=[8, 64])
     with pytest.raises(RecipeError, match="there is no model at"):

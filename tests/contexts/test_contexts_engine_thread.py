@@ -250,7 +250,7 @@ def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingE
     assert [token.token for token in good.tokens()] == [5, 6]
 
 
-def test_interrupted_wait_for_the_model_blocks_nothing(thread, monkeypatch):
+def test_interrupted_wait_for_the_model_leaves_it_usable(thread, monkeypatch):
     class Interrupted:
         def acquire(self, *, timeout: float) -> None:
             raise KeyboardInterrupt
@@ -357,7 +357,7 @@ def until(board: Path, *, rows: int, prompts: int) -> EngineWork:
     raise AssertionError
 
 
-def test_board_shows_the_work_of_an_engine(board: Path) -> None:
+def test_turn_board_shows_the_requests_and_deadlines_of_an_engine(board: Path) -> None:
     engine = GatedEngine()
     thread = EngineThread(lambda: engine)
     asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
@@ -378,7 +378,7 @@ def test_board_shows_the_work_of_an_engine(board: Path) -> None:
     thread.close()
 
 
-def test_ended_engines_leave_the_board_and_no_open_files(board: Path) -> None:
+def test_closed_engines_are_removed_from_the_turn_board(board: Path) -> None:
     with contextlib.closing(TurnBoard(board)) as seen:
         before = open_files(board.parent)
         for _ in range(3):
@@ -436,7 +436,7 @@ class NotedTurns:
         raise OSError(errno.EIO, "the disk is gone")
 
 
-def test_engine_releases_its_devices_before_it_publishes() -> None:
+def test_engine_ends_its_device_turn_before_it_publishes_its_work() -> None:
     """The engine stops even if its turns cannot be closed."""
     engine, turns = GatedEngine(), NotedTurns()
     engine.let.release(2)

@@ -116,7 +116,7 @@ def test_shared_prompt_prefix_is_read_once() -> None:
         ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
     ],
 )
-def test_unsupported_models_use_their_own_modules(change, says):
+def test_unsupported_models_get_no_optimized_decoder(change, says):
     kind = transformers.MistralConfig if "sliding_window" in change else transformers.LlamaConfig
     decoder, why = decoder_module.build_lean_decoder(
         transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **change)).eval()
@@ -125,7 +125,7 @@ def test_unsupported_models_use_their_own_modules(change, says):
     assert says in why
 
 
-def test_decoder_with_other_computations_is_not_used() -> None:
+def test_decoder_that_computes_wrong_values_is_not_used() -> None:
     model = make_model.__wrapped__("llama")
     model.config.num_key_value_heads = 1  # wrong value: the weights have two key-value heads
     decoder, why = decoder_module.build_lean_decoder(model)
@@ -162,7 +162,7 @@ def split_model() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
-def test_split_engine_writes_the_tokens_of_one_device(kind: str) -> None:
+def test_split_model_writes_the_same_tokens_as_on_one_device(kind: str) -> None:
     first, second, long, one, *_ = PROMPTS
     expected = {prompt: generated(make_model("llama"), prompt, most=8) for prompt in (first, second, long, one)}
     with pretended.pretended_devices():
@@ -187,7 +187,7 @@ def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
     assert split.memory().weights_bytes < OwnDriver(make_model("llama")).engine.memory().weights_bytes
 
 
-def test_scores_of_labels_equal_those_of_one_device() -> None:
+def test_label_scores_of_a_split_model_equal_those_on_one_device() -> None:
     tails: list[list[tuple[int, ...]]] = [[(40, 41, 42), (43,)], [(44, 45), (46, 47, 48)]]
     rows = [PROMPTS[0], PROMPTS[2]]
     expected = forward.RunnerScorer(forward.ModelRunner(make_model("llama"), limit_bytes=0)).score(rows, tails)
@@ -211,7 +211,7 @@ def test_layers_are_distributed_by_their_bytes() -> None:
         layer_split.device_map(llama(3), ("gpu:0", "gpu:1", "gpu:2", "gpu:3"))
 
 
-def test_other_modules_are_on_the_first_device() -> None:
+def test_modules_outside_the_layers_are_on_the_first_device() -> None:
     split = layer_split.device_map(llama(), DEVICES)
     for part in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.rotary_emb.inv_freq"):
         assert layer_split.device_of_module(split, part) == "gpu:0"

@@ -131,7 +131,7 @@ def test_exception_with_a_broken_method_is_sent(error: BaseException) -> None:
     assert back.__cause__ is not None
 
 
-def test_classes_of_main_and_of_unknown_modules_are_sent(tmp_path: Path) -> None:
+def test_exceptions_of_main_and_unknown_modules_are_sent(tmp_path: Path) -> None:
     """Raise exceptions of classes in `__main__` of another process and in a module that this process can't import."""
     (tmp_path / "elsewhere.py").write_text(
         "import threading\nclass Lost(Exception):\n    pass\nclass Plain(Exception):\n    lock = threading.Lock()\n"
@@ -173,7 +173,7 @@ print(type(error).__name__, error)
     assert run_python(program) == said
 
 
-def test_members_of_a_group_arrive_as_exceptions() -> None:
+def test_members_of_an_exception_group_keep_their_types() -> None:
     inner = ExceptionGroup("inner", [KeywordOnly(code=3), ValueError("plain")])
     whole = ExceptionGroup("outer", [TwoArguments(7, "why"), inner])
     whole.good = "kept"  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def test_recipe_declares_its_requirements() -> None:
         assert context(awareness=awareness)(plain.loader)("m").calls_per_library == 1, "its library serves one call"
 
 
-def test_key_is_derived_from_the_content() -> None:
+def test_recipe_key_depends_on_its_content_and_not_on_its_name() -> None:
     assert plain("a").key == plain("a").key
     assert plain("a", n=4).key != plain("a").key
     assert plain("a").key != plain("b").key
@@ -69,7 +69,7 @@ def test_recipes_can_be_loaded() -> None:
     assert recipe_of(plain, ["a"], memory="1 GB").needs.memory_bytes == parse_bytes("1 GB")
 
 
-def test_repr_is_one_line() -> None:
+def test_repr_of_a_factory_or_recipe_is_one_line() -> None:
     assert repr(plain) == "<context plain(path: 'str', *, n: 'int' = 3) -> 'dict[str, Any]'; call it to make a recipe>"
     recipe = full("m")
     assert repr(recipe) == (
@@ -104,7 +104,7 @@ def test_factory_can_be_pickled() -> None:
         (lambda: recipe_of("nothing"), "must be a function"),  # type: ignore[arg-type]
     ],
 )
-def test_mistakes_raise_clear_errors(make: Any, says: str) -> None:
+def test_invalid_use_of_a_context_factory_raises_clear_errors(make: Any, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         make()
     with pytest.raises(AttributeError, match=r"call it first: plain\(\.\.\.\)"):
@@ -179,7 +179,7 @@ def test_preload_defaults_to_the_imports_of_the_loader() -> None:
     assert recipe_of(loader, preload=["numpy"]).key == recipe_of(loader).key
 
 
-def test_limits_are_sent_with_a_recipe_and_not_in_its_key() -> None:
+def test_library_limits_do_not_change_the_key_of_a_recipe() -> None:
     limited = context(max_libraries=3, min_libraries=1, keep_alive="2 min")(plain.loader)("x")
     assert limited.limits == LibraryLimits(1, 3, 120.0)
     assert limited.key == plain("x").key

@@ -20,7 +20,7 @@ def _folder(path: Path) -> ProgramFolder:
     return found
 
 
-def test_folder_with_an_equal_name_is_another_folder(tmp_path: Path) -> None:
+def test_recreated_folder_is_not_taken_for_the_original_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     home = _folder(tmp_path / "run")
     assert home.path == str(tmp_path / "run")
@@ -32,7 +32,7 @@ def test_folder_with_an_equal_name_is_another_folder(tmp_path: Path) -> None:
     assert program_folder(tmp_path / "gone") is None
 
 
-def test_equal_inode_on_another_machines_disk_proves_nothing() -> None:
+def test_equal_inode_on_a_local_disk_does_not_identify_the_folder() -> None:
     """Nodes installed from one image have equal inodes on their own disks."""
     for path in ("/dev", "/proc"):
         local = _folder(Path(path))
@@ -87,7 +87,7 @@ def _load() -> str:
         return file.read()
 
 
-def test_own_loader_makes_one_context_per_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_loader_makes_a_separate_context_in_each_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader may read files by relative names. A built-in context is the same in every folder."""
     made = {}
     for name in "ab":

@@ -80,7 +80,7 @@ def test_every_text_of_a_mixed_batch_follows_its_schema(model: Any) -> None:
 
 
 @both_engines
-def test_text_in_pieces_follows_its_schema(model: Any) -> None:
+def test_streamed_text_follows_its_json_schema(model: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 300, "temperature": 1.0, "seed": 5, "json_schema": PERSON}
     pieces = list(model.stream_completion("Once", **options))
     assert "".join(piece.text for piece in pieces) == model.complete("Once", **options).text
@@ -100,7 +100,7 @@ def test_text_in_pieces_follows_its_schema(model: Any) -> None:
         ("grammar", 'root ::= "yes" | "no"', "yes|no"),
     ],
 )
-def test_other_text_formats_are_followed(model: Any, option: str, value: Any, pattern: str) -> None:
+def test_generated_text_follows_a_regex_choice_or_grammar(model: Any, option: str, value: Any, pattern: str) -> None:
     found = model.complete("Once", max_new_tokens=60, temperature=1.0, engine_options={option: value})
     assert re.fullmatch(pattern, found.text)
     assert found.finish_reason == "stop"

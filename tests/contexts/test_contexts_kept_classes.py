@@ -178,7 +178,7 @@ class Child(Family):
     pass
 
 
-def test_base_class_is_not_notified_of_a_copy() -> None:
+def test_unpickling_does_not_call_init_subclass_again() -> None:
     assert type(payloads.loads(payloads.dumps(Child()), keep_classes=True)) is Child
     assert Family.children == ("Child",)
 

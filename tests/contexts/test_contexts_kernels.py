@@ -18,7 +18,7 @@ torch, transformers, kernels, static, token_rules = lazily(
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(9, 3), (4, 4), (5, 1)])
 @pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-5), ("bfloat16", 0.03)])
-def test_all_kernels_agree(heads: int, key_heads: int, precision: str, apart: float) -> None:
+def test_all_attention_kernels_give_equal_results(heads: int, key_heads: int, precision: str, apart: float) -> None:
     chance = torch.Generator().manual_seed(3)
     dtype, rows, length, size = getattr(torch, precision), 6, 48, 16
     q, held, values = (
@@ -74,7 +74,7 @@ def layers_of(dtype: Any, *, bias: bool) -> list[Any]:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 70])
-def test_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: bool) -> None:
+def test_float32_weight_copy_gives_correctly_rounded_products(rows: int, bias: bool) -> None:
     layers = layers_of(torch.bfloat16, bias=bias)
     wide = kernels.PackedLinear(layers, packs=torch.float32)
     if not wide.packed_bytes:
@@ -100,7 +100,7 @@ def test_wide_copy_gives_the_rounded_products_of_the_layers(rows: int, bias: boo
         (564_002_900, 1 << 40, "bfloat16"),
     ],
 )
-def test_wide_copy_is_made_if_memory_is_sufficient(declared, free, expected, monkeypatch):
+def test_float32_weight_copy_is_made_if_memory_is_sufficient(declared, free, expected, monkeypatch):
     model = torch.nn.Linear(25, 20, bias=False).bfloat16()  # 1,000 bytes; a wide copy has 2,000
     model.dtype = torch.bfloat16
     monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda: False)
@@ -230,7 +230,7 @@ CASES: list[tuple[dict[str, Any], Callable[[], Any]]] = [
 ]
 
 
-def test_rules_give_the_numbers_of_transformers_in_any_batch() -> None:
+def test_token_rules_match_transformers_in_any_batch() -> None:
     some = [rules(**options) for options, _ in CASES]
     together = token_rules.apply_token_rules(some, logits().repeat(len(some), 1))
     for row, one, (options, expected) in zip(together, some, CASES, strict=True):

@@ -49,7 +49,9 @@ def folder(tmp_path: Path) -> Path:
         (0, 128, (128, 256, 384, 512)),
     ],
 )
-def test_lengths_are_multiples_of_a_step_plus_the_longest(longest: int, step: int, expected: tuple[int, ...]) -> None:
+def test_measured_lengths_are_step_multiples_and_the_longest(
+    longest: int, step: int, expected: tuple[int, ...]
+) -> None:
     assert lengths_to_measure(longest, step=step) == expected
     assert [len(lengths_to_measure(longest)) for longest in (512, 8192)] == [32, 32]
     assert len(lengths_to_measure(8194)) <= 33
@@ -99,7 +101,7 @@ def test_profile_is_found_by_the_model_and_its_options(folder: Path, state: Path
         lambda text: text.replace(b'"threads"', b'"fibres"'),
     ],
 )
-def test_damaged_or_foreign_file_is_ignored_with_one_warning(folder, damage, caplog):
+def test_damaged_or_foreign_profile_is_ignored_with_one_warning(folder, damage, caplog):
     file = keep_encoder_profile(folder, profile(stairs))
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
@@ -138,7 +140,7 @@ class Stairs:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) -> None:
+def test_profile_stores_median_latency_and_spread_of_each_length(compiled: bool) -> None:
     told: list[tuple[float, float]] = []
     found = profiling.profile_lengths(
         Stairs(), compiled=compiled, repeats=21, told=lambda done, total: told.append((done, total))
@@ -172,7 +174,7 @@ def lengths(seconds: Callable[[int], float], *, step: int = 16, longest: int = 5
     return [LengthProfile(tokens, seconds(tokens)) for tokens in range(step, longest + 1, step)]
 
 
-def test_steadily_rising_latency_gives_only_lengths_that_pay() -> None:
+def test_steadily_rising_latency_selects_few_runtime_lengths() -> None:
     found = choose_lengths(lengths(lambda tokens: 0.001 + 0.0001 * tokens), most=32)
     assert 3 <= len(found.tokens) < 32
     assert len(choose_lengths(lengths(lambda tokens: 0.0001 * tokens), most=3).tokens) == 3
@@ -183,7 +185,7 @@ def test_steadily_rising_latency_gives_only_lengths_that_pay() -> None:
             choose_lengths(bad)
 
 
-def test_no_other_choice_with_as_many_lengths_is_better() -> None:
+def test_chosen_lengths_are_optimal_for_their_number() -> None:
     chance = random.Random(3)
     for _ in range(40):
         times = sorted(chance.uniform(0.001, 0.02) for _ in range(7))

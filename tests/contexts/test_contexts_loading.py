@@ -42,13 +42,13 @@ def run(endpoint: str, folder: str, **more: str) -> list[str]:
     return run_python(PROGRAM, env=environment).split()
 
 
-def test_hub_that_refuses_is_not_contacted_again(tmp_path):
+def test_model_hub_that_refuses_connections_is_not_contacted_again(tmp_path):
     assert run(f"http://127.0.0.1:{free_port()}", str(tmp_path)) == ["True", "True", "0", "True"]
     offline = run("http://127.0.0.1:9", str(tmp_path), HF_HUB_OFFLINE="1")
     assert offline == ["True", "True", "0", "False"], "a user who is offline gets the advice, too"
 
 
-def test_hub_behind_a_firewall_is_not_contacted_again(tmp_path):
+def test_model_hub_behind_a_firewall_is_not_contacted_again(tmp_path):
     with contextlib.ExitStack() as open_sockets:
         full = open_sockets.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))

@@ -55,7 +55,7 @@ def build(folder: Path, content: Tree) -> Path:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree, tree)
-def test_folders_have_equal_names_only_if_they_are_equal(tmp_path_factory, one, other):
+def test_object_names_of_folders_are_equal_only_for_equal_content(tmp_path_factory, one, other):
     folder = tmp_path_factory.mktemp("t")
     first, second = object_of(build(folder / "1", one)), object_of(build(folder / "2", other))
     assert (first.name == second.name) == (one == other)
@@ -68,7 +68,7 @@ def test_folders_have_equal_names_only_if_they_are_equal(tmp_path_factory, one, 
     shutil.rmtree(folder)
 
 
-def test_file_has_an_object_name(tmp_path: Path) -> None:
+def test_object_name_of_a_file_depends_on_its_content(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"weights")
     ref = object_of(tmp_path / "m.gguf")
     assert ref.name.startswith("file-")
@@ -83,7 +83,7 @@ def test_file_has_an_object_name(tmp_path: Path) -> None:
     assert matches(tmp_path / "other.gguf", ref)
 
 
-def test_links_are_part_of_the_name(tmp_path: Path) -> None:
+def test_links_inside_a_folder_are_part_of_its_object_name(tmp_path: Path) -> None:
     """A link inside the folder stays a link. A link to the outside, as in a hub cache, counts as its target."""
     plain = build(tmp_path / "plain", {"weights": (b"w", False), "sub": {"deep": (b"d", False)}})
     (tmp_path / "blob").write_bytes(b"w")
@@ -121,7 +121,7 @@ def test_invalid_objects_are_refused(tmp_path: Path) -> None:
         object_of(tmp_path / "dangling")
 
 
-def test_file_names_that_are_not_text_are_named(tmp_path: Path) -> None:
+def test_folder_may_contain_file_names_that_are_not_utf8(tmp_path: Path) -> None:
     """The path of the folder must be text, because pilots receive the path; names in a folder may be any bytes."""
     folder = tmp_path / "d"
     folder.mkdir()
@@ -134,7 +134,7 @@ def test_file_names_that_are_not_text_are_named(tmp_path: Path) -> None:
         object_of(odd)
 
 
-def test_only_an_old_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_read_again_unless_it_is_old_and_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, memo = tmp_path / "big", tmp_path / "memo.sqlite"
     file.write_bytes(b"x" * 1000)
     reads: list[Path] = []
@@ -154,7 +154,7 @@ def test_only_an_old_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatc
         assert object_of(file, memo=unusable) == changed
 
 
-def test_manifest_is_kept_or_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_is_rebuilt_unless_its_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "f.gguf"
     file.write_bytes(b"weights")
     ref = object_of(file)
@@ -211,7 +211,7 @@ def test_manifest_is_read_whole_or_rejected(manifest: Manifest, draw: st.DataObj
 
 
 @given(st.binary(max_size=200))
-def test_foreign_bytes_are_refused_or_decode_to_themselves(data: bytes) -> None:
+def test_decoded_manifest_encodes_to_the_same_bytes(data: bytes) -> None:
     try:
         found = decode(data)
     except ValueError:
@@ -233,13 +233,13 @@ def test_foreign_bytes_are_refused_or_decode_to_themselves(data: bytes) -> None:
         [b"a/"],
     ],
 )
-def test_names_outside_the_folder_are_refused(names: list[bytes]) -> None:
+def test_manifest_with_invalid_file_names_is_refused(names: list[bytes]) -> None:
     data = encode(Manifest(EntryKind.FOLDER, tuple(Entry(name, EntryKind.FILE) for name in names)))
     with pytest.raises(ValueError, match="at an invalid place"):
         decode(data)
 
 
-def test_links_to_the_outside_and_files_below_are_refused() -> None:
+def test_manifest_with_links_to_the_outside_is_refused() -> None:
     below = (Entry(b"out", EntryKind.LINK, target=b".."), Entry(b"out/x", EntryKind.FILE))
     links = [(Entry(b"out", EntryKind.LINK, target=target),) for target in (b"/etc/passwd", b"", b"a\0b")]
     for entries, says in ((below, "at an invalid place"), *((link, "leads to") for link in links)):

@@ -113,7 +113,7 @@ def test_open_handle_is_refused_at_any_depth(kind: str) -> None:
         ("global", "argument 0, global 'LOG' that it uses is an open file"),
     ],
 )
-def test_error_names_the_place_the_file_and_the_remedy(place: str, what: str) -> None:
+def test_open_file_error_names_its_place_and_the_remedy(place: str, what: str) -> None:
     with open("notes.txt", "r+") as file, pytest.raises(SerializationError) as refused:
         payloads.dumps(((PLACES[place](file),), {}))
     assert what in str(refused.value)
@@ -139,7 +139,7 @@ def test_refused_temporary_file_and_folder_are_kept() -> None:
         assert os.path.isdir(folder)
 
 
-def test_module_with_an_open_file_is_not_opened_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_of_a_module_with_an_open_file_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the module were pickled by name, the import in the library would truncate the file of the program."""
     (here / "keeps_a_log.py").write_text("LOG = open('log.txt', 'w+')\ndef note():\n    LOG.write('x')\n")
     monkeypatch.syspath_prepend(str(here))

@@ -91,7 +91,7 @@ def test_loaded_array_is_a_view_only_of_writable_memory() -> None:
     assert not payloads.loads(payloads.dumps([array]))[0].flags.writeable
 
 
-def test_buffers_are_aligned() -> None:
+def test_loaded_arrays_are_aligned_to_64_bytes() -> None:
     data = bytearray(64 + len(payloads.dumps([numpy.zeros(50_000), numpy.ones(50_001)])))
     shift = -numpy.frombuffer(data, dtype=numpy.uint8).ctypes.data % 64
     made = payloads.dumps([numpy.zeros(50_000), numpy.ones(50_001)])
@@ -131,7 +131,7 @@ def test_error_names_the_part_that_cannot_be_pickled(value: Any, what: str, says
     assert caught.value.what == what
 
 
-def test_endless_nesting_is_an_error() -> None:
+def test_too_deep_nesting_raises_an_error() -> None:
     value: Any = []
     for _ in range(100_000):
         value = [value]
@@ -228,7 +228,7 @@ def test_error_of_a_signal_handler_is_not_an_unpickling_error(handler: Any) -> N
         signal.signal(signal.SIGTERM, before)
 
 
-def test_exit_of_a_results_class_is_an_unpickling_error() -> None:
+def test_system_exit_raised_by_a_pickle_is_not_an_interrupt() -> None:
     with pytest.raises(SystemExit) as caught:
         payloads.loads(payloads.dumps(Exits()))
     assert not payloads.is_interrupt(caught.value)

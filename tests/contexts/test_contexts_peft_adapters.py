@@ -69,7 +69,7 @@ def test_adapters_and_base_in_one_batch_write_the_tokens_of_peft(tmp_path: Path)
     assert driver.engine.load().most_running == len(asked)
 
 
-def test_soft_prompt_writes_the_tokens_of_peft_and_tuning(tmp_path: Path) -> None:
+def test_soft_prompts_write_the_tokens_of_peft(tmp_path: Path) -> None:
     driver = AdapterDriver({
         "soft": write_soft_prompt(tmp_path / "soft", seed=1, tokens=11),
         "other": write_soft_prompt(tmp_path / "other", seed=2, tokens=3),
@@ -91,7 +91,7 @@ def test_long_prompts_of_adapters_are_read_in_parts(tmp_path: Path) -> None:
     driver.check([("soft", PROMPTS[2]), ("lora", PROMPTS[2]), ("", PROMPTS[0])])
 
 
-def test_steps_with_a_lora_are_not_captured(tmp_path: Path) -> None:
+def test_steps_with_a_lora_adapter_use_no_captured_graph(tmp_path: Path) -> None:
     folders = {
         "lora": write_lora(tmp_path / "lora", seed=1, modules=ATTENTION),
         "soft": write_soft_prompt(tmp_path / "soft", seed=1, tokens=4),

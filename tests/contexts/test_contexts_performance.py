@@ -94,7 +94,9 @@ for n in range(20):
     assert found.load_s == pytest.approx(9.5)
 
 
-def test_unusable_file_is_reported_and_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_performance_file_is_reported_without_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "p.sqlite"
     path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
     for place, said, loads in ((path, "damaged", 1), (path / "p.sqlite", "are not remembered", 0)):
@@ -129,7 +131,7 @@ def test_file_damaged_while_open_is_moved_aside(tmp_path: Path, caplog: pytest.L
 A10 = DeviceSet("NVIDIA A10", 2, 24_000_000_000)
 
 
-def test_source_is_remembered_by_its_name(tmp_path: Path) -> None:
+def test_pilot_availability_is_stored_per_source(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "availability.sqlite"
     store = AvailabilityStore(path)
     assert store.of("backfill") == performance.Availability("backfill")

@@ -67,7 +67,7 @@ def test_cached_prefix_does_not_hide_log_likelihoods(driver: OwnDriver) -> None:
     assert_scores(driver, driver.run()[again][0], (*LONG, 5), most=2)
 
 
-def test_likeliest_prompt_tokens_equal_their_own_likelihood(driver: OwnDriver) -> None:
+def test_greedy_tokens_have_the_logprob_of_the_likeliest_token(driver: OwnDriver) -> None:
     """lm-eval detects greedy continuations by this equality."""
     written = driver.tokens(SHORT, max_new_tokens=10)
     id = driver.ask((*SHORT, *written), max_new_tokens=0, prompt_logprobs=1)
@@ -75,7 +75,7 @@ def test_likeliest_prompt_tokens_equal_their_own_likelihood(driver: OwnDriver) -
     assert all(each.logprob == each.likeliest[0].logprob for each in scored.prompt[len(SHORT) :])
 
 
-def test_prompt_read_in_parts_survives_an_eviction() -> None:
+def test_prompt_scores_survive_an_eviction_between_prompt_parts() -> None:
     driver = make_driver("continuous")
     for options in ({"max_new_tokens": 0}, {"prompt_logprobs": -1}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be a whole number, [01] or more, not"):

@@ -167,7 +167,7 @@ def test_damaged_snapshot_is_made_again(tmp_path: Path, loads: list[str], caplog
     assert "just made" in through(source), "other content has another snapshot"
 
 
-def test_missing_space_for_a_snapshot_costs_only_time(tmp_path, loads, monkeypatch, caplog):
+def test_model_loads_without_a_snapshot_if_none_can_be_written(tmp_path, loads, monkeypatch, caplog):
     source = tmp_path / "m.gguf"
     source.write_bytes(b"gguf")
     (tmp_path / "file").write_text("")

@@ -46,7 +46,7 @@ def test_decode_time_is_bilinear_between_powers_of_two() -> None:
     assert table.seconds(8, 64) == pytest.approx(0.2)
 
 
-def test_part_of_a_prompt_takes_longer_after_other_parts() -> None:
+def test_later_parts_of_a_long_prompt_take_longer() -> None:
     def read_s(tokens: float, length: float) -> float:
         return 0.005 + 0.001 * tokens + 1e-6 * tokens * length
 
@@ -142,7 +142,7 @@ def test_step_times_are_collected_during_calls() -> None:
     assert not collector.urgent
 
 
-def test_stored_samples_equal_measured_samples_of_two_sessions(tmp_path: Path) -> None:
+def test_step_times_of_two_sessions_are_added_in_the_store(tmp_path: Path) -> None:
     times = msgspec.structs.replace(times_of(GRID, weight=5), decode_error=StepError(0.03, 100))
     for number in (1, 2):
         store = PerformanceStore(tmp_path / "performance.sqlite")
@@ -179,7 +179,7 @@ PROMPT = (StepCell(8, 4, 0.01),)
 
 
 @given(st.one_of(ANY_GRID, ANYWHERE), st.integers(1, 40), st.floats(1, 3000), st.integers(1, 300))
-def test_consecutive_steps_take_the_sum_of_their_times(
+def test_consecutive_decode_step_times_follow_the_growing_length(
     cells: tuple[StepCell, ...], rows: int, length: float, count: int
 ) -> None:
     times = StepTimes(PROMPT, cells)
@@ -189,7 +189,7 @@ def test_consecutive_steps_take_the_sum_of_their_times(
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_table_without_steps_is_reported() -> None:
+def test_estimate_from_an_empty_step_time_table_raises_an_error() -> None:
     model = StepModel(times_of(GRID))
     assert (model.knows(prefill=False), model.knows(prefill=True)) == (True, False)
     with pytest.raises(LookupError, match="no step"):
@@ -205,7 +205,7 @@ def test_table_without_steps_is_reported() -> None:
 @given(
     st.one_of(ANY_GRID, ANYWHERE), st.integers(1, 64), st.floats(1, 100), st.floats(0, 8000), st.floats(0, 1)
 )  # fmt: skip
-def test_no_step_takes_less_than_the_floor(cells, most, length, more, share):
+def test_no_step_time_estimate_is_below_the_floor(cells, most, length, more, share):
     table, tokens = StepTable(cells), 1 + round(share * (most - 1))
     step_s, token_s = table.floor(length=length, most=most)
     seconds = table.seconds(tokens, length + more)

@@ -93,7 +93,9 @@ def alone(model: Any) -> str:
     ],
     ids=["generate", "generate in batches", "stream", "complete"],
 )
-def test_aborted_requests_leave_the_engine_and_others_run(model: Any, alone: str, work: Any, in_thread: bool) -> None:
+def test_requests_of_a_stopped_call_leave_and_other_requests_run(
+    model: Any, alone: str, work: Any, in_thread: bool
+) -> None:
     def open_requests() -> int:
         load = model.batch_load()
         return int(load.running + load.waiting)
@@ -111,7 +113,7 @@ def test_aborted_requests_leave_the_engine_and_others_run(model: Any, alone: str
     until(lambda: not open_requests(), why="the call's requests have left the engine")
 
 
-def test_unread_stream_leaves_the_engine(model: Any) -> None:
+def test_unread_stream_of_a_stopped_call_leaves_the_engine(model: Any) -> None:
     """The call is stopped while its function waits for an event and does not read its stream."""
     kept: list[Any] = []
     told = threading.Event()
@@ -193,7 +195,7 @@ def test_embedding_stops_after_the_running_batch(embedder: Any, leads: bool) -> 
     assert len(embedder.embed(["paris"])) == 1
 
 
-def test_wait_for_exclusive_access_to_the_model_is_stopped(model: Any) -> None:
+def test_call_that_waits_for_exclusive_model_access_can_be_stopped(model: Any) -> None:
     holds, may_leave = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -101,7 +101,7 @@ def test_damaged_file_is_refused_by_its_header(tmp_path, how):
         streamed_model.stored_tensors(tmp_path)
 
 
-def test_file_truncated_during_reading_raises_and_leaves_nothing(tmp_path):
+def test_file_truncated_during_reading_raises_and_is_closed(tmp_path):
     file = tmp_path / "model.safetensors"
     safetensors_torch.save_file({"a": torch.zeros(100_000), "b": torch.ones(100_000)}, file)
     stored = streamed_model.stored_tensors(tmp_path)
@@ -121,7 +121,7 @@ def test_read_beyond_the_end_names_the_end_of_the_file(tmp_path):
         streamed_model.read_exactly(opened.fileno(), memoryview(bytearray(10)), 5000, name=str(file))
 
 
-def test_device_without_memory_raises_and_leaves_nothing(tmp_path):
+def test_out_of_memory_raises_an_error_and_leaves_no_thread(tmp_path):
     safetensors_torch.save_file({"a": torch.zeros(10)}, tmp_path / "model.safetensors")
     (stored,) = streamed_model.stored_tensors(tmp_path)
     with (  # the fixture `no_thread_is_left` also checks for threads afterwards
@@ -160,7 +160,7 @@ def test_tensors_on_a_gpu_are_bit_equal(tmp_path, cuda, buffer_bytes, wanted):
 
 
 @pytest.mark.gpu
-def test_gpu_without_memory_raises_and_keeps_nothing(tmp_path, cuda):
+def test_out_of_memory_on_a_gpu_raises_and_frees_its_memory(tmp_path, cuda):
     safetensors_torch.save_file({"a": torch.zeros(10), "b": torch.zeros(10)}, tmp_path / "model.safetensors")
     first, second = streamed_model.stored_tensors(tmp_path)
     before = torch.cuda.memory_allocated(cuda)

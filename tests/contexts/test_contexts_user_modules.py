@@ -179,7 +179,7 @@ def imported(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def test_module_stays_while_calls_bring_its_version_or_none() -> None:
+def test_module_is_kept_while_calls_bring_no_other_version() -> None:
     brought(cm_plain="WIDTH = 1\n").enter()
     plain = imported("cm_plain")
     NO_MODULES.enter()
@@ -217,7 +217,7 @@ def test_module_is_imported_again_after_user_code_changed_it() -> None:
     assert imported("cm_pack.part") is not part
 
 
-def test_library_is_asked_before_a_version_is_replaced() -> None:
+def test_hook_runs_before_a_module_version_is_replaced() -> None:
     asked: list[str] = []
     user_modules.before_replacing = lambda: asked.append("asked")
     versions = [brought(str(width), cm_plain=f"WIDTH = {width}\n") for width in range(3)]
@@ -331,7 +331,7 @@ def test_folders_without_init_and_package_data_files_are_sent(tmp_path: Path) ->
     assert opened(packed(folder, "read", code))() == "beside"
 
 
-def test_truncated_bytes_are_refused(tmp_path: Path) -> None:
+def test_truncated_serialized_code_is_refused(tmp_path: Path) -> None:
     data = packed(written(tmp_path), "plain")
     for size in (1, 7, 9, 40):
         with pytest.raises(SerializationError, match="damaged or truncated"):
@@ -339,7 +339,7 @@ def test_truncated_bytes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["below", "taken"])
-def test_digest_covers_modules_of_packages_and_relative_imports(name: str, tmp_path: Path) -> None:
+def test_code_digest_changes_when_an_imported_submodule_changes(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path)
     sys.path.insert(0, str(folder))
     before = digest_of(made(folder, name))
@@ -387,7 +387,7 @@ def edit(file: Path, text: str) -> None:
     user_modules._stamps.clear()
 
 
-def test_edited_linked_package_is_imported_again(linked: Path) -> None:
+def test_edited_editable_package_is_imported_again(linked: Path) -> None:
     width = importlib.import_module("linked").width
     assert user_code.is_installed("linked")
     assert opened(dumps_code(width, what="function"))() == 7
@@ -419,13 +419,13 @@ def target(tmp_path: Path) -> str:
     return str(tmp_path / "site")
 
 
-def test_pip_install_target_counts_as_installed(target: str, tmp_path: Path) -> None:
+def test_packages_in_a_pip_target_folder_count_as_installed(target: str, tmp_path: Path) -> None:
     """Users combine `pip install --target` with PYTHONPATH. Compiled packages cannot be sent by value."""
     said = run_python(INSTALLED, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join([target, *sys.path])})
     assert said.split() == ["True", "True", "False", "False", "True", "False"]
 
 
-def test_pip_target_in_a_pth_file_is_not_linked(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_packages_in_a_pth_folder_do_not_count_as_editable(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library imports an edited linked package again. Stoker itself may be in a linked folder."""
     monkeypatch.syspath_prepend(target)
     monkeypatch.setattr(user_code, "_linked_roots", lambda: (target + os.sep,))
@@ -441,7 +441,7 @@ print(*map(is_installed, names), source_of("boxed") is None, source_of("beside")
 """
 
 
-def test_removed_working_folder_contains_no_packages(tmp_path: Path) -> None:
+def test_package_search_works_in_a_deleted_working_folder(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     code = "import os; os.rmdir(os.getcwd())\nfrom stoker.contexts.user_code import recorded_folders\n"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -133,7 +133,7 @@ class TestVLLM(EngineContract):
         with pytest.raises(ValueError, match=r"key-value cache.*more memory"):
             driver.ask(driver.prompts[0], max_new_tokens=100)
 
-    def test_wake_that_changes_the_written_tokens_is_an_error(self, driver: VLLMDriver) -> None:
+    def test_engine_that_writes_other_tokens_after_a_sleep_is_refused(self, driver: VLLMDriver) -> None:
         driver.engine.sleep()
         kept, driver.engine._fingerprint = driver.engine._fingerprint, (1, 2, 3)
         try:
@@ -144,7 +144,7 @@ class TestVLLM(EngineContract):
         finally:
             driver.engine._fingerprint, driver.engine._broken = kept, ""
 
-    def test_stopped_scoring_leaves_nothing_in_the_engine(self, driver: VLLMDriver) -> None:
+    def test_interrupted_scoring_leaves_no_requests_in_the_engine(self, driver: VLLMDriver) -> None:
         expected = driver.own_tokens(driver.prompts[0], most=12)
         id = driver.ask(driver.prompts[0], max_new_tokens=12)
         found = driver.run(steps=3)
@@ -192,7 +192,7 @@ def test_label_scores_equal_those_of_transformers(model: Any, own: Any) -> None:
             assert found == pytest.approx(row, abs=1e-2)
 
 
-def test_vllm_scores_prompts_with_its_own_option(model: Any, own: Any) -> None:
+def test_vllm_prompt_logprobs_equal_those_of_transformers(model: Any, own: Any) -> None:
     """The scores equal `prompt_logprobs` of vLLM; this test does not check how vLLM computes them."""
     for options in ({"max_new_tokens": 0}, {"max_new_tokens": 3, "logprobs": 1}):
         found, expected = (each.complete(TEXTS[2], prompt_logprobs=2, **options) for each in (model, own))
@@ -211,7 +211,7 @@ def test_features_that_need_a_transformers_model_are_refused(model: Any) -> None
         pass
 
 
-def test_vllm_memory_is_the_memory_of_its_start(model: Any) -> None:
+def test_vllm_memory_cannot_shrink_after_its_start(model: Any) -> None:
     assert model.slots(2_000_000_000) == model.slots() >= 1
     model.resize(device_memory_bytes=2_000_000_000)
     with pytest.raises(ValueError, match="load the model again"):

@@ -118,7 +118,9 @@ class TestOptions:
         ],
         ids=lambda options: "-".join(options),
     )
-    def test_options_write_the_tokens_of_the_continuous_engine(self, load: Load, options: dict[str, Any]) -> None:
+    def test_vllm_and_continuous_engine_write_equal_text_with_options(
+        self, load: Load, options: dict[str, Any]
+    ) -> None:
         own, model = load("continuous"), load()
         for prompt in PROMPTS:
             asked = {"max_new_tokens": 24, "engine_options": options, "logprobs": 1}
@@ -135,7 +137,7 @@ class TestOptions:
         ],
     )
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_text_follows_its_format(
+    def test_generated_text_matches_the_requested_format(
         self, load: Load, option: str, value: Any, pattern: str, temperature: float
     ) -> None:
         model = load()
@@ -151,7 +153,7 @@ class TestOptions:
         assert said["kind"] in ("cat", "dog")
         assert 0 <= said["age"] <= 99
 
-    def test_format_ends_the_text_although_end_tokens_are_ignored(self, load: Load) -> None:
+    def test_completed_format_ends_the_text_despite_ignore_eos(self, load: Load) -> None:
         asked = {"max_new_tokens": 20, "engine_options": {"choice": ["red", "blue"], "ignore_eos": True}}
         found = load().complete(PROMPTS[0], **asked)
         assert (found.text, found.finish_reason) == (load("continuous").complete(PROMPTS[0], **asked).text, "stop")
@@ -246,7 +248,9 @@ class TestAdapters:
         own = adapted.complete(PROMPTS[0], max_new_tokens=9, adapter="soft", engine_options={"repetition_penalty": 1.2})
         assert own.completion_tokens <= 9
 
-    def test_adapter_that_cannot_be_served_fails_alone(self, load: Load, folder: Path, tmp_path: Path) -> None:
+    def test_unusable_adapter_fails_without_affecting_other_adapters(
+        self, load: Load, folder: Path, tmp_path: Path
+    ) -> None:
         damaged = shutil.copytree(folder / "few", tmp_path / "damaged")
         file = damaged / "adapter_model.safetensors"
         tensors = {name: part * float("nan") for name, part in safetensors.load_file(file).items()}
@@ -269,7 +273,7 @@ class TestAdapters:
         assert adapted.complete("a" * 100, max_new_tokens=405).prompt_tokens == 100
 
 
-def test_library_of_two_devices_ends_with_one_of_its_processes(folder: Path, tmp_path: Path) -> None:
+def test_library_on_two_devices_ends_if_one_of_its_processes_dies(folder: Path, tmp_path: Path) -> None:
     """A library on two devices serves adapters. If one of its processes dies, its calls run again."""
 
     def written(model: Any, asked: list[tuple[str, str]], most: int) -> tuple[list[str], int, list[int]]:

@@ -68,7 +68,7 @@ def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     assert c.waiting() == ["3"]
 
 
-def test_advice_on_unknown_subjects_or_kinds_changes_nothing(cluster: Make) -> None:
+def test_advice_for_an_unknown_or_wrong_subject_changes_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     cost = events.CostAdvice({"": events.ContextAdvice(run_s=5.0)})
     c.event(events.AdviceArrived(events.OfFunction("gone", "bare"), cost))
@@ -80,7 +80,7 @@ def test_advice_on_unknown_subjects_or_kinds_changes_nothing(cluster: Make) -> N
     assert c.ended["1"].ok
 
 
-def test_context_story_names_the_expected_load_time_and_its_origin(cluster: Make) -> None:
+def test_explain_shows_the_advised_load_time_and_its_source(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
     c.event(
         events.AdviceArrived(
@@ -130,7 +130,7 @@ def test_advice_of_an_older_journal_counts_for_its_context(cluster: Make) -> Non
     assert c.context("a").load_s == 40.0
 
 
-def test_long_call_yields_for_ten_times_its_run_time(cluster: Make) -> None:
+def test_short_calls_pass_a_long_call_for_ten_times_its_run_time(cluster: Make) -> None:
     c = shortest(cluster).call("long", function="long")
     expect(c, "long", 50.0)
     expect(c, "short", 1.0)
@@ -151,13 +151,13 @@ def test_failure_is_sent_to_the_advisor_with_log_and_exception(cluster: Make) ->
 
 
 @pytest.mark.parametrize("kind", sorted(blame.UNASKED, key=lambda each: each.value))
-def test_intended_ends_are_not_sent_to_the_advisor(cluster: Make, kind: FailureKind) -> None:
+def test_failures_with_a_known_cause_are_not_sent_to_the_advisor(cluster: Make, kind: FailureKind) -> None:
     c = cluster(pilots=1).call("1").ready()
     c.end("1", failure=Failure(kind, "it was so"))
     assert asked(c, events.OfFailure) == []
 
 
-def test_call_is_judged_only_by_its_own_log_section(cluster: Make) -> None:
+def test_advisor_gets_only_the_log_section_of_the_failed_call(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     died = Failure(FailureKind.MEMORY, "it took too much", "p1", library.id, log="/logs/p1/lib-1.log")
@@ -171,7 +171,7 @@ def test_call_is_judged_only_by_its_own_log_section(cluster: Make) -> None:
     assert "printed /logs/x.log:7-9" in c.story(show_call(c.ids["2"]))
 
 
-def test_failing_sweep_asks_twice_then_once_a_minute(cluster: Make) -> None:
+def test_repeated_failures_ask_the_advisor_twice_then_once_a_minute(cluster: Make) -> None:
     c = cluster(pilots=1).calls(7).ready()
     failed(c, "1")
     c.end("2", ok=False)
@@ -193,7 +193,7 @@ def test_failed_load_is_sent_to_the_advisor(cluster: Make) -> None:
     assert question.name.startswith("a")
 
 
-def test_certain_verdict_appears_in_stories_of_its_call_and_pilot(cluster: Make) -> None:
+def test_explain_shows_a_certain_verdict_for_its_call_and_pilot(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     about = failed(c, "1").about
     judge(c, about, msgspec.structs.replace(DISK, sure=0.49))
@@ -234,7 +234,7 @@ def test_pilot_that_fails_calls_is_quarantined_for_ten_minutes(cluster: Make) ->
     assert "cpu:0 may be used again" in c.story(bad)
 
 
-def test_device_report_of_a_pilot_outlasts_a_quarantine(cluster: Make) -> None:
+def test_device_fault_reported_by_a_pilot_outlasts_a_quarantine(cluster: Make) -> None:
     c, bad = cluster_with_failing_pilot(cluster)
     c.report(bad, say.DeviceFault("cpu:0", "ECC"))
     c.wait(700.0)
@@ -272,7 +272,7 @@ def test_only_pilot_is_not_quarantined(cluster: Make) -> None:
     assert not c.pilot(bad).devices["cpu:0"].fault
 
 
-def test_failure_on_every_pilot_is_no_fault_of_a_pilot(cluster: Make) -> None:
+def test_calls_that_fail_on_every_pilot_quarantine_no_pilot(cluster: Make) -> None:
     c = cluster(pilots=3).calls(9).ready()
     for name in ("1", "2", "3"):
         judge(c, failed(c, name).about)
@@ -336,7 +336,7 @@ def test_call_that_reports_progress_is_not_sent_to_the_advisor(cluster: Make) ->
     assert asked(c, events.OfPace) == []
 
 
-def test_question_starts_after_the_output_of_the_previous_call(cluster: Make) -> None:
+def test_advisor_question_skips_the_output_of_the_previous_call(cluster: Make) -> None:
     c = printing_pilot(cluster)
     library = c.library()
     c.end("1", printed=Printed("/logs/p1/lib-1.log", 10, 400)).call("2").wait(3 * blame.EVERY_S)
@@ -346,14 +346,14 @@ def test_question_starts_after_the_output_of_the_previous_call(cluster: Make) ->
     assert c.hears("ana", to_client.Story).runs_from == 400
 
 
-def test_impossible_pace_is_ignored(cluster: Make) -> None:
+def test_progress_advice_with_impossible_numbers_is_ignored(cluster: Make) -> None:
     c = printing_pilot(cluster)
     for done, total in ((float("nan"), 200.0), (1.0, float("inf")), (0.0, 0.0)):
         c.event(events.AdviceArrived(events.OfPace(c.library().id, c.ids["1"]), events.PaceAdvice(done, total, "step")))
     assert c.core.state.printed == {}
 
 
-def test_timer_runs_only_while_calls_with_logs_run(cluster: Make) -> None:
+def test_advisor_timer_runs_only_while_calls_with_logs_run(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     assert blame.PRINTING_TIMER not in c.core.state.timers, "its pilot has no logs"
     c = printing_pilot(cluster)

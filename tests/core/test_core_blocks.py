@@ -73,7 +73,7 @@ def test_disconnected_pilot_of_an_ended_block_is_lost_at_once(cluster: Make) -> 
     assert c.waiting() == ["c1"]
 
 
-def test_released_block_is_cancelled_with_its_last_pilot(cluster: Make) -> None:
+def test_released_block_is_cancelled_when_its_last_pilot_leaves(cluster: Make) -> None:
     c = cluster().sources(Source("mine", Rule.DEMAND, first=1, most=1, nodes=2, idle_s=10.0))
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", "p2", block="b1").forget()
     c.wait(11.0)
@@ -116,7 +116,7 @@ def test_missing_factory_is_reported_to_waiting_calls(cluster: Make) -> None:
 
 
 # ---- the policy
-def test_later_pilots_of_a_block_are_awaited(cluster: Make) -> None:
+def test_calls_wait_for_the_remaining_pilots_of_a_block(cluster: Make) -> None:
     """After the first pilot of a block joined, other calls wait for the other pilots, not for a second block."""
     c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
     c.calls(4)
@@ -165,7 +165,7 @@ def test_block_whose_pilot_reconnects_within_its_lease_stays(cluster: Make) -> N
     assert c.status().jobs[0].pilots == ("p1",)
 
 
-def test_grace_time_of_a_block_without_pilots_is_in_the_journal(cluster: Make) -> None:
+def test_lease_in_the_journal_sets_the_grace_time_of_a_block(cluster: Make) -> None:
     """A replay has only events of the journal, so an event must contain the lease."""
     c = cluster().sources(FIXED).event(SessionDefined((FIXED,), lease_s=30.0))
     c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
@@ -184,7 +184,7 @@ def test_requeued_job_gets_its_grace_time(cluster: Make) -> None:
     assert c.asked() == []
 
 
-def test_joined_pilot_proves_that_its_job_runs_before_a_listing(cluster: Make) -> None:
+def test_job_counts_as_running_once_its_pilot_joins(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
     assert c.status().jobs[0].phase == "running"
     assert "running: its first pilot has joined" in c.story("b1")
@@ -220,7 +220,7 @@ def test_walltime_too_short_for_a_load_fails_with_the_numbers(cluster: Make) -> 
     assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
 
 
-def test_walltime_that_cuts_off_unmeasured_loads_fails_the_call(cluster: Make) -> None:
+def test_call_fails_after_two_walltimes_end_during_its_load(cluster: Make) -> None:
     short = Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0, keep_pending=1)
     c = cluster().define(recipe("a")).sources(short).call("c1", context="a")
     asked = 0
@@ -331,7 +331,7 @@ STOPPED = (
 )
 
 
-def test_two_successive_holds_for_one_cause_stop_the_source(cluster: Make) -> None:
+def test_two_held_jobs_in_a_row_with_one_cause_stop_the_source(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(5)
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()
     c.lose("p1").block("b1", **HOLD, holds=1).block("b1", **HOLD, holds=1)
@@ -347,7 +347,7 @@ def test_two_successive_holds_for_one_cause_stop_the_source(cluster: Make) -> No
     assert HOLD["advice"] in c.failure("1").message
 
 
-def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> None:
+def test_held_jobs_that_the_pool_removes_stop_the_source(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(5)
     c.block("b1", phase=BlockPhase.PENDING).asked()
     c.block("b1", **HOLD, holds=1).block("b1", **HOLD | {"phase": BlockPhase.ENDED}, holds=1)
@@ -378,7 +378,7 @@ def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: b
         assert c.core.state.blocks["b1"].leaving == "its source is stopped"
 
 
-def test_holds_for_different_causes_or_with_gaps_stop_nothing(cluster: Make) -> None:
+def test_job_holds_with_other_causes_or_gaps_keep_the_source(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(5)
     for n, cause in enumerate(["memory", "disk", "", "disk"], 1):
         c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}").lose(f"p{n}")
@@ -394,7 +394,7 @@ def test_suspended_job_is_not_reported_as_without_pilot(cluster: Make) -> None:
     assert "1 suspended by the batch system" in describe_blocks_without_pilot(c.status().jobs)
 
 
-def test_blocks_requested_once_are_not_replaced(cluster: Make) -> None:
+def test_blocks_of_a_source_with_rule_once_are_not_replaced(cluster: Make) -> None:
     once = Source("lab", Rule.ONCE, first=2, most=4)
     c = cluster().sources(once)
     assert list(c.core.state.blocks) == ["b1", "b2"]

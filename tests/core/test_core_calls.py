@@ -82,7 +82,7 @@ def test_logging_of_a_call_changes_no_decision(cluster: Make) -> None:
     assert seen[0] == seen[1]
 
 
-def test_library_without_calls_takes_half_of_another_backlog(cluster: Make) -> None:
+def test_idle_library_takes_half_the_backlog_of_another_library(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=0.001)
     c.calls(1).calls(20)
     full, other = (c.library("p1"), c.library("p2"))
@@ -100,7 +100,7 @@ def test_library_without_calls_takes_half_of_another_backlog(cluster: Make) -> N
     assert not full.taking
 
 
-def test_library_is_replaced_after_calls_per_library_calls(cluster: Make) -> None:
+def test_library_is_replaced_after_its_calls_per_library_limit(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("once", calls_per_library=1)).calls(2, context="once")
     c.ready()
     assert c.held(context="once") == ["1"]
@@ -123,7 +123,7 @@ def test_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> No
     assert c.ended["good"].ok
 
 
-def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
+def test_late_and_repeated_call_ends_are_ignored(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1")
     c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))
     c.report("p1", say.CallsEnded(1, [CallEnd(999, True, b"never was")]))
@@ -165,7 +165,7 @@ def test_call_cancelled_while_waiting_did_not_use_its_context(cluster: Make) -> 
     assert any("used 2 times a load" in line for line in show_status.render(c.status()))
 
 
-def test_cancelled_running_call_keeps_its_slot_until_it_is_freed(cluster: Make) -> None:
+def test_cancelled_running_call_keeps_its_slot_until_its_run_ends(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().forget()
     c.tell("ana", say.Cancel([c.ids["1"]], running=True))
     assert c.failure("1").kind is FailureKind.CANCELLED
@@ -177,7 +177,7 @@ def test_cancelled_running_call_keeps_its_slot_until_it_is_freed(cluster: Make) 
     assert c.refused == {}
 
 
-def test_unsent_data_of_a_cancelled_call_is_never_sent(cluster: Make) -> None:
+def test_call_cancelled_before_it_is_sent_is_never_sent(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=1)
     spec = CallSpec(77, b"")
     c.ids["y"], c.names[77] = 77, "y"
@@ -195,7 +195,7 @@ def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make)
     assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"
 
 
-def test_calls_assigned_in_the_frame_of_a_release_are_unsent(cluster: Make) -> None:
+def test_call_that_arrives_with_a_block_release_stays_queued(cluster: Make) -> None:
     c = cluster().join("p1", block="b").call("1").ready().end("1").forget()
     c.ids["2"], c.names[2] = 2, "2"
     c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))
@@ -204,7 +204,7 @@ def test_calls_assigned_in_the_frame_of_a_release_are_unsent(cluster: Make) -> N
     c.nothing_else_was_said()
 
 
-def test_call_is_not_assigned_to_a_library_that_still_drops_it(cluster: Make) -> None:
+def test_call_is_not_assigned_to_a_library_still_cancelling_it(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", slots=2)).call("w", context="a").ready().end("w", run_s=50.0)
     c.calls(3, context="a").wait(1).ready()  # p2 loads too, because the load pays off
     assert c.lives_on("a") == ["p1", "p2"]

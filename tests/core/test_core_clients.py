@@ -83,7 +83,7 @@ def test_session_ends_when_its_client_is_gone(cluster: Make) -> None:
     assert c.core.state.calls == {}
 
 
-def test_calls_of_one_client_end_with_it_and_others_continue(cluster: Make) -> None:
+def test_calls_of_a_departed_client_end_and_other_calls_continue(cluster: Make) -> None:
     c = cluster(pilots=1).client("bob").call("a0").ready().end("a0").call("a").call("b", client="bob")
     c.event(ClientGone("ana"))
     assert not c.over
@@ -116,7 +116,7 @@ def test_results_precede_the_end_of_the_session(cluster: Make) -> None:
     assert kinds == ["Results", "SessionOver"]
 
 
-def test_unused_groups_are_forgotten(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_call_groups_are_forgotten(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "KEPT_GROUPS", 5)
     c = cluster(pilots=1).call("0").ready().end("0")
     for n in range(1, 20):
@@ -143,7 +143,7 @@ def back(c: Cluster) -> str:
     return mail[0].reason if mail and isinstance(mail[0], to_client.ClientRefused) else ""
 
 
-def test_old_results_are_dropped_with_files_and_reported(cluster: Make) -> None:
+def test_results_of_a_long_absent_program_are_dropped_and_reported(cluster: Make) -> None:
     c = left(cluster, b"a", FILE).wait(KEPT_S + 10)
     assert "ana" not in c.core.state.clients
     assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]
@@ -151,7 +151,7 @@ def test_old_results_are_dropped_with_files_and_reported(cluster: Make) -> None:
     assert any("did not reconnect" in line.text for line in c.status("bob").notices)
 
 
-def test_kept_results_have_a_byte_limit(cluster: Make) -> None:
+def test_results_kept_for_an_absent_program_have_a_byte_limit(cluster: Make) -> None:
     c = left(cluster, bytes(MOST_KEPT_BYTES + 1)).wait(SETTLE_S + 1)
     assert "because they were" in back(c)
 
@@ -197,7 +197,7 @@ def test_forgotten_program_is_told_to_start_again(cluster: Make) -> None:
     assert "start the program again" in back(c)
 
 
-def test_data_still_used_by_a_library_is_kept_and_checked_again(cluster: Make) -> None:
+def test_context_used_by_a_library_is_kept_until_the_library_ends(cluster: Make) -> None:
     c = cluster(pilots=1).event(SessionKept()).client("bob").define(recipe("a")).call("1", context="a").ready().end("1")
     c.tell("ana", say.Received(1)).event(ClientGone(ClientId("ana"))).wait(KEPT_S + 10)
     assert c.lives_on("a") == ["p1"]

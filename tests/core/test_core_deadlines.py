@@ -34,7 +34,7 @@ def test_waiting_call_is_dropped_at_its_deadline(cluster: Make) -> None:
     assert set(c.ended) == {"late", "also", "running"}
 
 
-def test_late_call_is_dropped_on_arrival_or_runs(cluster: Make) -> None:
+def test_call_past_its_deadline_runs_unless_drop_late_is_set(cluster: Make) -> None:
     c = cluster(pilots=1)
     c.call("no", objective=due(c, -0.022, drop=True)).call("yes", objective=due(c, -1))
     assert c.failure("no").message == "dropped: 22 ms past its deadline"
@@ -43,7 +43,7 @@ def test_late_call_is_dropped_on_arrival_or_runs(cluster: Make) -> None:
     assert c.ended["yes"].ok
 
 
-def test_call_that_would_end_too_late_is_dropped_once_runs_are_known(cluster: Make) -> None:
+def test_call_that_would_end_late_is_dropped_if_run_times_are_known(cluster: Make) -> None:
     c = cluster(pilots=1).call("a").ready().end("a", run_s=10.0)
     c.call("first", objective=due(c, 5, drop=True)).end("first", run_s=10.0)
     assert c.ended["first"].ok, "one slow run may have been the first one's fault"
@@ -55,7 +55,7 @@ def test_call_that_would_end_too_late_is_dropped_once_runs_are_known(cluster: Ma
     assert c.ended["hopeful"].ok
 
 
-def test_late_running_call_is_reported_and_queued_behind_others(cluster: Make) -> None:
+def test_late_call_is_reported_and_runs_after_calls_still_in_time(cluster: Make) -> None:
     c = cluster(pilots=1).call("running").ready().forget()
     c.call("lost", objective=due(c, 5)).call("good", objective=due(c, 60)).call("none").wait(6)
     [said] = c.hears("ana", to_client.Forecasts).forecasts
@@ -75,7 +75,7 @@ def deadline_of(c: Cluster, name: str) -> float:
     return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at
 
 
-def test_due_in_seconds_count_from_the_arrival_at_the_manager(cluster: Make) -> None:
+def test_due_in_s_counts_from_the_arrival_at_the_manager(cluster: Make) -> None:
     c = cluster().wait(1000)
     c.call("near", objective=DROP, due_in_s=5.0).call("far", objective=DROP, due_in_s=60.0).call("none")
     assert (deadline_of(c, "near"), deadline_of(c, "far"), deadline_of(c, "none")) == (1005.0, 1060.0, 0.0)
@@ -103,12 +103,12 @@ def test_resubmitted_call_keeps_its_first_deadline(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("due_in_s", [float("nan"), float("inf"), -float("inf"), 1e11])
-def test_implausible_seconds_from_a_client_are_refused(cluster: Make, due_in_s: float) -> None:
+def test_call_with_an_implausible_due_in_s_is_refused(cluster: Make, due_in_s: float) -> None:
     c = cluster().call("c", objective=DROP, due_in_s=due_in_s)
     assert c.failure("c").message.startswith("due_in_s is ")
 
 
-def test_forecast_contains_its_own_time(cluster: Make) -> None:
+def test_forecast_contains_the_time_of_its_creation(cluster: Make) -> None:
     c = cluster(pilots=1).wait(500).call("late", due_in_s=-1.0)
     said = c.hears("ana", to_client.Forecasts)
     assert said.said_at == 500.0

@@ -37,7 +37,7 @@ def crowded_out(c: Cluster, name: str) -> str:
 
 
 @pytest.mark.parametrize("fails", [fault, crowded_out])
-def test_failed_call_runs_elsewhere_without_counting_a_try(cluster: Make, fails: Callable[..., str]) -> None:
+def test_call_failed_by_its_pilot_runs_elsewhere_without_penalty(cluster: Make, fails: Callable[..., str]) -> None:
     c = cluster(pilots=2).calls(2).ready().end("2")
     first = fails(c, "1")
     c.ready()
@@ -52,7 +52,7 @@ def test_failed_call_runs_elsewhere_without_counting_a_try(cluster: Make, fails:
     assert c.core.state.trials == {}
 
 
-def test_call_crowded_out_everywhere_fails_with_that_reason(cluster: Make) -> None:
+def test_call_without_memory_on_every_pilot_fails_with_that_reason(cluster: Make) -> None:
     c = cluster(pilots=2).calls(1).ready()
     met = []
     while "1" not in c.ended and len(met) < 9:
@@ -63,7 +63,7 @@ def test_call_crowded_out_everywhere_fails_with_that_reason(cluster: Make) -> No
     assert (failure.kind, failure.message.count("no memory left")) == (FailureKind.INFRASTRUCTURE, len(met))
 
 
-def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
+def test_only_pilot_gets_a_failed_call_again_after_a_pause(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     fault(c, "1")
     subject = show_call(c.the_call("1").id)
@@ -82,7 +82,7 @@ def test_only_pilot_gets_the_call_again_after_a_pause(cluster: Make) -> None:
     assert c.ended["1"].ok
 
 
-def test_joining_pilot_gets_the_call_at_once(cluster: Make) -> None:
+def test_joining_pilot_gets_a_failed_call_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
     fault(c, "1")
     c.join("p2").ready()

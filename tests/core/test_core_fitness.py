@@ -26,7 +26,7 @@ def run_out(c: Cluster, pilot: str, *, phase: LibraryPhase = LibraryPhase.FETCHI
     c.die(library, failure=full(pilot), loading=True)
 
 
-def test_full_disks_do_not_count_against_the_recipe(cluster: Make) -> None:
+def test_full_disk_does_not_count_as_a_load_failure_of_a_context(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a")).calls(4, context="a")
     for pilot in ("p1", "p2", "p3"):
         run_out(c, pilot)
@@ -40,7 +40,7 @@ def test_full_disks_do_not_count_against_the_recipe(cluster: Make) -> None:
     assert c.context("a").load_failures == 0
 
 
-def test_full_cache_blocks_one_context_and_unwritable_disk_all(cluster: Make) -> None:
+def test_full_cache_blocks_one_context_and_full_disk_every_context(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", memory="2 GB"), recipe("b", memory="2 GB")).call("1", context="a")
     run_out(c, "p1")
     c.call("2", context="b")
@@ -62,7 +62,7 @@ def test_unfit_pilot_is_reported_with_advice(cluster: Make) -> None:
     assert "2 of 2 connected pilots cannot load a" in c.story("a")
 
 
-def test_calls_fail_if_every_pilot_is_unfit_and_the_next_one_retries(cluster: Make) -> None:
+def test_calls_fail_if_every_pilot_is_unfit_and_the_next_call_loads(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
     for seconds in (0, 5, 20):
         c.wait(seconds)
@@ -128,7 +128,7 @@ def test_unfit_pilot_is_retried_after_growing_pauses(cluster: Make) -> None:
 
 
 # ---- a cache with objects in use
-def test_library_ended_by_a_lack_of_its_pilot_blames_no_call(cluster: Make) -> None:
+def test_full_disk_that_ends_a_library_is_not_blamed_on_its_call(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a").ready(only="p1")
     for _ in range(3):
         library = next(iter(c.context("a").libraries.values()))
@@ -201,7 +201,7 @@ def test_context_with_shared_files_is_not_ended_for_cache_space(cluster: Make) -
     assert states(c, "a", "b") == ["ready", "stopping"]
 
 
-def test_full_cache_without_libraries_fails_calls_after_some_tries(cluster: Make) -> None:
+def test_call_fails_if_ending_libraries_cannot_free_enough_cache(cluster: Make) -> None:
     c = cluster(pilots=1).define(with_files("a", "4 GB"), with_files("b", "1 GB"))
     used_once(c, "b")
     c.call("1", context="a")

@@ -58,7 +58,7 @@ def test_gang_members_get_ranks_and_the_address_of_rank_0(three: Cluster) -> Non
     assert three.hears(order[1], to_pilot.MeetGang).address == "10.0.0.1:4000", "it may have missed the first message"
 
 
-def test_member_that_never_received_the_call_is_started_again(three: Cluster) -> None:
+def test_gang_restarts_if_a_member_never_received_the_call(three: Cluster) -> None:
     """The manager was killed after the decision to start the gang, before the message to this member."""
     order = ranks(three)
     three.forget().cut(order[1])
@@ -68,7 +68,7 @@ def test_member_that_never_received_the_call_is_started_again(three: Cluster) ->
     assert told.grace_s > 0, "a library is not ended for what is no fault of it"
 
 
-def test_rank_that_lost_the_others_does_not_end_the_call(three: Cluster) -> None:
+def test_rank_that_loses_its_connection_does_not_fail_the_gang(three: Cluster) -> None:
     order = ranks(three)
     three.progress("g", 5.0, 10.0, state=b"five done").forget()
     lost(three, order[2])
@@ -82,7 +82,7 @@ def test_rank_that_lost_the_others_does_not_end_the_call(three: Cluster) -> None
 
 
 @pytest.mark.parametrize("others_notice_first", [False, True])
-def test_gang_that_is_always_crowded_out_fails(three: Cluster, others_notice_first: bool) -> None:
+def test_gang_that_repeatedly_runs_out_of_node_memory_fails(three: Cluster, others_notice_first: bool) -> None:
     runs = 0
     for _ in range(200):
         if "g" in three.ended:
@@ -120,7 +120,7 @@ def test_gang_whose_ranks_repeatedly_lose_each_other_fails(three: Cluster) -> No
     assert not three.core.state.breaks
 
 
-def test_ranks_that_notice_a_lost_pilot_first_count_no_fault(three: Cluster) -> None:
+def test_connection_loss_caused_by_a_lost_pilot_is_not_counted(three: Cluster) -> None:
     order = ranks(three)
     lost(three, order[0])
     assert three.core.state.breaks == {three.ids["g"]: 1}
@@ -143,7 +143,7 @@ def test_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank: i
     assert c.failure("g").kind is FailureKind.POISON
 
 
-def test_ranks_that_die_together_count_once(cluster: Make) -> None:
+def test_ranks_that_die_together_count_as_one_death(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
     peer_loss_end = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)
     c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [peer_loss_end]))
@@ -173,19 +173,19 @@ def test_pace_is_learned_from_reports_of_rank_0(three: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("done", "state"), [(0.0, b""), (40.0, b"forty done")])
-def test_call_that_reports_its_start_is_timed_from_there(three: Cluster, done: float, state: bytes) -> None:
+def test_call_is_timed_from_its_first_progress_report(three: Cluster, done: float, state: bytes) -> None:
     three.wait(60.0).progress("g", done, 100.0, state=state).wait(4.0).progress("g", done + 10.0, 100.0)
     assert three.context().paces.mean_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
 
 
-def test_measured_size_is_not_extrapolated_from_another_size() -> None:
+def test_measured_gang_size_is_not_extrapolated_from_other_sizes() -> None:
     paces = Paces()
     paces.tell({1: 1.0, 4: 0.5}, meet_s=1.5)
     assert paces.mean_s(4, 10) == 5.0 + 1.5
     assert paces.mean_s(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
 
 
-def test_share_of_items_done_is_learned_by_kind() -> None:
+def test_share_of_items_done_is_learned_per_kind_of_call() -> None:
     paces, plain, searched = Paces(), Features(items=100), Features(items=200, shared_s=5.0)
     for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):
         paces.end(plain, done)
@@ -203,12 +203,12 @@ def test_share_of_items_done_is_learned_by_kind() -> None:
     assert paces.share_left(plain) == 0.1, "the one that did 60 was long ago"
 
 
-def test_work_of_a_call_is_its_tokens_if_given() -> None:
+def test_work_of_a_call_is_its_items_times_tokens_per_item() -> None:
     assert (work_of(None), work_of(Features(items=5)), work_of(Features(5, 100))) == (1.0, 5.0, 500.0)
 
 
 # ---- forecasts
-def test_client_gets_a_forecast_once_and_then_changes() -> None:
+def test_client_gets_a_forecast_again_only_when_it_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
     actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")
@@ -248,7 +248,7 @@ def test_lateness_below_the_tolerance_is_not_reported() -> None:
     assert heard == [True, False, True], "65.9 s is no news after 60.09 s"
 
 
-def test_story_of_a_call_shows_its_expected_duration() -> None:
+def test_explain_shows_when_a_call_is_expected_to_end() -> None:
     made = make_cluster().call("c", objective=Objective(deadline_at=60.0))
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
@@ -263,7 +263,7 @@ def test_story_of_a_call_shows_its_expected_duration() -> None:
     assert "is expected to end any moment, 30 s too late for its deadline" in made.story(name)
 
 
-def test_measurements_of_other_sessions_count_until_own_ones_exist() -> None:
+def test_speed_from_other_sessions_is_used_until_one_is_measured() -> None:
     made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
     made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))
@@ -278,7 +278,7 @@ def test_measurements_of_other_sessions_count_until_own_ones_exist() -> None:
     assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]
 
 
-def test_gang_with_missing_members_reports_them() -> None:
+def test_waiting_gang_shows_how_many_devices_it_needs_and_has() -> None:
     made = make_cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(3, 3))
     said = made.story(show_call(made.the_call("g").id))
     assert "the next call needs 3 devices at once; 2 are hot" in said
@@ -304,7 +304,7 @@ def test_calls_for_one_library_overtake_a_gang_that_waits(cluster: Make) -> None
 
 
 @pytest.mark.parametrize("called", ["before the break", "during the break", "when it was given up"])
-def test_gang_that_starts_at_a_hello_starts_once_on_all_members(cluster: Make, *, called: str) -> None:
+def test_gang_that_starts_when_a_pilot_reconnects_starts_once(cluster: Make, *, called: str) -> None:
     """Without a second library in the hello, this event assigned the call to the gang."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}

@@ -47,7 +47,7 @@ def test_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> No
     c.by_hand = True
 
 
-def test_unknown_context_gets_a_device_then_its_measured_memory(cluster: Make) -> None:
+def test_unmeasured_context_gets_a_whole_device_until_measured(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(recipe("a"), recipe("b")).call("1", context="a").call("2", context="b")
     start = c.hears("p1", to_pilot.StartLibrary)
     assert start.device_memory_bytes == 8 * GB - 256_000_000  # some memory stays free for calls without a context
@@ -111,7 +111,7 @@ def test_one_plan_may_shrink_one_library_and_grow_another(cluster: Make) -> None
         hand.do(Resize(hand.lib1.id, 3 * GB))
 
 
-def test_library_that_does_not_shrink_keeps_its_budget(cluster: Make) -> None:
+def test_device_budget_holds_if_a_library_refuses_to_shrink(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib2.id, 6 * GB))
     hand.resized(3 * GB)  # the context of lib1 has refused the new size

@@ -29,7 +29,7 @@ def gone(c: Cluster, name: str = "p1") -> bool | None:
     return pilot.loss.explained if pilot.loss is not None and pilot.loss_settled else None
 
 
-def test_preempted_pilot_that_leaves_in_order_is_lost(cluster: Make) -> None:
+def test_preempted_pilot_that_exits_cleanly_counts_as_lost(cluster: Make) -> None:
     c = running(cluster).report("p1", SIGTERM)
     assert (c.status().lost_pilots, c.status().losses) == (1, {"told to end by a signal": 1})
     assert gone(c) is None, "the batch system may still say why"
@@ -40,7 +40,7 @@ def test_preempted_pilot_that_leaves_in_order_is_lost(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("loss", [x for x in LossReason if not x.is_unspecific])
-def test_reason_may_arrive_before_the_pilot_is_missed(cluster: Make, loss: LossReason) -> None:
+def test_loss_reason_may_arrive_before_the_pilot_is_lost(cluster: Make, loss: LossReason) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, reason="queued again", loss=loss).lose("p1")
     assert c.status().losses == {loss.value: 1}
     assert gone(c) is loss.explained
@@ -55,14 +55,14 @@ def test_restarted_job_explains_no_later_loss(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_unexplained_loss_is_settled_after_a_while(cluster: Make, ends: bool) -> None:
+def test_pilot_loss_without_a_reason_is_recorded_as_unexplained(cluster: Make, ends: bool) -> None:
     c = running(cluster).lose("p1")
     assert (gone(c), recorded(c)) == (None, [])
     c.block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9") if ends else c.wait(blocks.SETTLE_S + 1.0)
     assert (gone(c), recorded(c)) == (False, [(PilotEnd.LOST, LossReason.UNEXPLAINED)])
 
 
-def test_walltime_explains_a_death_at_its_end(cluster: Make) -> None:
+def test_pilot_lost_near_the_end_of_its_walltime_is_out_of_walltime(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", ends_in_s=40.0)
     c.now += 35.0
     c.lose("p1").wait(blocks.SETTLE_S + 1.0)
@@ -78,7 +78,7 @@ def test_reconnected_pilot_was_not_lost(cluster: Make) -> None:
     assert recorded(c) == []
 
 
-def test_signalled_pilot_that_is_killed_is_lost(cluster: Make) -> None:
+def test_killed_pilot_of_a_cancelled_job_counts_as_lost(cluster: Make) -> None:
     c = running(cluster).call("c1")
     c.report("p1", say.LibraryGone(c.library().id, None, loading=True)).lose("p1")
     c.block("b1", phase=BlockPhase.ENDED, reason="cancelled", loss=LossReason.CANCELLED)
@@ -89,7 +89,7 @@ def counts(c: Cluster) -> list[int]:
     return [x.pilots for x in c.others if isinstance(x, RecordPilots)]
 
 
-def test_wait_of_a_block_is_that_of_its_first_pilot(cluster: Make) -> None:
+def test_queue_wait_of_a_block_ends_with_its_first_pilot(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     asked_at = c.now
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b1")
@@ -100,7 +100,7 @@ def test_wait_of_a_block_is_that_of_its_first_pilot(cluster: Make) -> None:
     assert counts(c) == [1, 2]
 
 
-def test_end_of_a_pilot_stay_has_its_reason(cluster: Make) -> None:
+def test_end_of_a_pilot_is_recorded_with_its_reason(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", "b2", phase=BlockPhase.RUNNING)
     c.join("lost", block="b1").lose("lost")
@@ -114,7 +114,7 @@ def test_end_of_a_pilot_stay_has_its_reason(cluster: Make) -> None:
     ]
 
 
-def test_end_of_a_session_ends_every_pilot_stay(cluster: Make) -> None:
+def test_end_of_a_session_records_the_end_of_every_pilot(cluster: Make) -> None:
     c = running(cluster).join("p2", block="b1").join("p3", block="b2").lose("p2").tell("ana", say.EndSession("done"))
     c.hears("ana", to_client.SessionOver)
     assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED), *[(PilotEnd.LET_GO, None)] * 2]

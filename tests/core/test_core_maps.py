@@ -23,7 +23,7 @@ def line_of_maps(c: Cluster) -> str:
     return " ".join(line.split())
 
 
-def test_session_is_done_when_its_maps_are_done(cluster: Make) -> None:
+def test_session_forecast_includes_unsent_items_of_open_maps(cluster: Make) -> None:
     c = cluster(pilots=2).tell("ana", report(total=100, unsent=95)).calls(5).ready()
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
     assert c.status().left_s == 98.0, "3 calls that are here and 95 others, of 2 s each, on two libraries"
@@ -51,7 +51,7 @@ def test_map_without_a_length_has_no_forecast(cluster: Make) -> None:
     assert "done in" not in render(c.status())[0]
 
 
-def test_map_of_another_context_leaves_a_forecast_unchanged(cluster: Make) -> None:
+def test_map_of_an_undefined_context_does_not_change_the_forecast(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(5, context="a").ready()
     c.tell("ana", report(total=100, unsent=95, context="b"), report(2, context="b"))
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
@@ -65,7 +65,7 @@ def test_maps_of_a_disconnected_program_are_not_shown(cluster: Make) -> None:
     assert [each.total for each in c.status().maps] == [20]
 
 
-def test_impossible_report_is_refused(cluster: Make) -> None:
+def test_map_report_with_impossible_numbers_is_refused(cluster: Make) -> None:
     c = cluster().tell("ana", report(total=-2))
     assert "total is -2" in c.hears("ana", to_client.Rejected).reason
     assert c.status().maps == ()
@@ -85,14 +85,14 @@ def bursts(period_s: int, *, until: int, count: int = 8) -> pace.Counts:
 
 
 @pytest.mark.parametrize("period_s", [1, 2, 5, 8, 14])
-def test_rate_is_constant_between_two_bursts(period_s: int) -> None:
+def test_result_rate_is_constant_between_two_regular_bursts(period_s: int) -> None:
     for now in range(100, 100 + period_s):
         counts = bursts(period_s, until=now + 1)
         rate = pace.recent_rate_per_second(counts, now=now + 0.5)
         assert rate == pytest.approx(8 / period_s, rel=0.05), "it once swung by a factor of two"
 
 
-def test_rate_falls_when_a_burst_is_missing() -> None:
+def test_result_rate_falls_when_a_burst_is_missing() -> None:
     counts = bursts(5, until=100)
     rates = [pace.recent_rate_per_second(counts, now=float(now)) for now in (96, 105, 110, 120, 124)]
     assert rates == sorted(rates, reverse=True)
@@ -100,7 +100,7 @@ def test_rate_falls_when_a_burst_is_missing() -> None:
     assert pace.recent_rate_per_second(counts, now=130.0) == 0.0
 
 
-def test_first_results_count_from_their_second() -> None:
+def test_result_rate_starts_with_the_first_results() -> None:
     counts: pace.Counts = deque()
     assert pace.recent_rate_per_second(counts, now=5.0) == 0.0
     pace.add_recent_count(counts, 2, now=7.2)

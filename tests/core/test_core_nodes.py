@@ -61,7 +61,7 @@ def cluster_with_bad_node(cluster: Make, source: Source = GPU, **how: Any) -> Cl
     return c
 
 
-def test_block_leaves_a_bad_node_and_the_next_avoids_it(cluster: Make) -> None:
+def test_block_leaves_a_faulty_node_and_the_next_block_avoids_it(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     assert c.pilot().state is PilotState.DRAINING
     assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
@@ -82,7 +82,7 @@ def test_quarantine_of_a_policy_excludes_the_node(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("faults", [("", BAD), ("", "", BAD, BAD)])
-def test_node_with_a_good_device_of_the_kind_stays(cluster: Make, faults: tuple[str, ...]) -> None:
+def test_node_with_one_working_device_is_not_excluded(cluster: Make, faults: tuple[str, ...]) -> None:
     c = cluster().sources(GPU)
     c.call("c1")
     joined(c, "p1", node="n2", block="b1", faults=faults)
@@ -133,7 +133,7 @@ def begin_probe(c: Cluster, seconds: float = EVERY_S) -> BlockOrder:
     return order
 
 
-def test_probe_without_a_fault_includes_the_node(cluster: Make) -> None:
+def test_probe_without_a_fault_ends_the_exclusion_of_the_node(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     order = begin_probe(c)
     source = c.core.state.sources["gpu"]
@@ -191,7 +191,7 @@ def test_node_that_the_batch_system_lacks_is_forgotten(cluster: Make) -> None:
     assert not c.status().excluded_nodes
 
 
-def test_probe_of_another_session_prevents_a_probe_here(cluster: Make) -> None:
+def test_recent_probe_by_another_session_delays_a_probe(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     c.wait(EVERY_S - 5.0)
     [record] = c.status().excluded_nodes
@@ -215,7 +215,7 @@ def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
 # ---- several sessions
 
 
-def test_cleared_node_needs_no_probe(cluster: Make) -> None:
+def test_probe_is_cancelled_if_another_session_clears_the_node(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     order = begin_probe(c)
     [record] = c.status().excluded_nodes
@@ -258,7 +258,7 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     assert [each.node for each in c.status().excluded_nodes] == ["n2"]
 
 
-def test_devices_that_work_again_include_their_node(cluster: Make) -> None:
+def test_node_exclusion_ends_when_its_device_works_again(cluster: Make) -> None:
     once = msgspec.structs.replace(GPU, rule=Rule.ONCE, first=1, most=1)
     c = cluster().sources(once)
     joined(c, "p1", node="n2", block="b1", faults=("",))

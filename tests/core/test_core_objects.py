@@ -26,7 +26,7 @@ def test_first_pilot_reads_the_origin_and_others_get_it_from_peers(peers: Peers)
     assert peers.told("p2") == (("p1", "p3"), False)  # p2 and p3 give each other their parts
 
 
-def test_addresses_and_the_manifest_are_sent_once(peers: Peers) -> None:
+def test_object_manifest_is_sent_once_to_each_pilot(peers: Peers) -> None:
     peers.tell("ana", say.DefineManifest(BIG.name, b"digests"))
     peers.here("p1", "p2", "p3").want("p1", "p2")
     (order,) = peers.orders("p2")
@@ -65,7 +65,7 @@ def test_pilots_of_one_cache_fetch_an_object_once(peers: Peers) -> None:
     assert not peers.core.state.transfers.objects[BIG.name].fetches.keys() - {"q1"}
 
 
-def test_another_pilot_of_the_cache_fetches_if_the_first_is_lost(peers: Peers) -> None:
+def test_second_pilot_of_a_shared_cache_fetches_if_the_first_is_lost(peers: Peers) -> None:
     peers.here("p1", "p2", "p3", cache="node7").want("p1", "p2", "p3").forget().lose("p1")
     assert peers.told("p2") == ((), True)
     assert peers.told("p3") is None
@@ -93,7 +93,7 @@ def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_pilots_wait_for_the_one_that_checks_their_shared_cache(peers: Peers, lost: bool) -> None:
+def test_pilot_waits_for_a_peer_that_checks_its_shared_cache(peers: Peers, lost: bool) -> None:
     """p1 fetched the object into the cache of p2, but serves no other pilot. So q1 waits for p2."""
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1")
@@ -107,7 +107,7 @@ def test_pilots_wait_for_the_one_that_checks_their_shared_cache(peers: Peers, lo
 
 
 # ---- losses
-def test_disconnected_reader_is_replaced(peers: Peers) -> None:
+def test_another_pilot_replaces_a_disconnected_origin_reader(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().cut("p1")
     assert peers.told("p2") == ((), True)
     peers.here("p1")
@@ -139,7 +139,7 @@ def test_pilot_that_cannot_reach_peers_finally_gets_the_origin(peers: Peers) -> 
     assert peers.told("p3") == ((), True)
 
 
-def test_one_failure_is_enough_if_peers_never_reach_each_other(peers: Peers) -> None:
+def test_pilot_tries_one_peer_if_peers_never_reach_each_other(peers: Peers) -> None:
     readers = [f"p{n}" for n in range(3)]
     peers.here("q1", "q2", has=(SMALL,))
     for name in readers:
@@ -208,7 +208,7 @@ def test_peer_that_fails_while_others_serve_is_no_longer_used(peers: Peers) -> N
 
 
 # ---- stories
-def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
+def test_status_and_explain_show_where_objects_are_fetched_from(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))
     assert "big.gguf (1.1 GB) is fetched from its origin" in peers.story("lib-1")
@@ -244,7 +244,7 @@ def start(peers: Peers, name: str) -> to_pilot.StartLibrary:
     return next(x for x in peers.mail.pop(name) if isinstance(x, to_pilot.StartLibrary))
 
 
-def test_loader_learns_that_another_pilot_has_a_snapshot(peers: Peers) -> None:
+def test_new_library_is_told_of_a_snapshot_on_another_pilot(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1").call("1", context="llm")
     assert start(peers, "p1").snapshots == {}
     offer(peers, "p1")
@@ -258,7 +258,7 @@ def test_loader_learns_that_another_pilot_has_a_snapshot(peers: Peers) -> None:
     assert [(one.name, one.holders, one.fetching) for one in peers.status().objects] == [(SNAPSHOT.name, 1, 1)]
 
 
-def test_first_snapshot_of_a_form_is_kept_while_a_pilot_has_it(peers: Peers) -> None:
+def test_second_snapshot_is_offered_when_the_first_is_lost(peers: Peers) -> None:
     other = ObjectRef("folder-other", 6 << 20, "/elsewhere")
     peers.define(recipe("llm")).here("p1", "p2")
     offer(peers, "p1")
@@ -269,7 +269,7 @@ def test_first_snapshot_of_a_form_is_kept_while_a_pilot_has_it(peers: Peers) -> 
     assert start(peers, "p3").snapshots == {FORM: other}
 
 
-def test_missing_or_foreign_snapshots_are_not_offered(peers: Peers) -> None:
+def test_lost_snapshots_and_those_of_other_devices_are_not_offered(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1")
     offer(peers, "p1")
     gpu = say.PilotHello(wire.VERSION, SESSION, "g1", 7, devices(1, kind="a10"), peer="g1:7000")
@@ -284,7 +284,7 @@ def test_missing_or_foreign_snapshots_are_not_offered(peers: Peers) -> None:
     assert start(peers, "p2").snapshots == {}
 
 
-def test_load_plans_its_objects_before_its_pilot_requests_them(peers: Peers) -> None:
+def test_load_order_comes_with_fetch_orders_for_its_objects(peers: Peers) -> None:
     """The fetch orders are in the frame of the load, which saves a round trip."""
     peers.here("p1", has=(BIG,)).here("p2", has=(SMALL,)).define(library(peers)).forget().call("1", "2", context="llm")
     orders = {name: list(peers.mail[name]) for name in ("p1", "p2")}

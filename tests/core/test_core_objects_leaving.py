@@ -90,7 +90,7 @@ def test_walltime_limits_how_long_a_leaving_pilot_stays(peers: Peers) -> None:
     assert leave(peers, "q1").hand_on_s == 0.0
 
 
-def test_pilot_with_time_left_receives_the_copy(peers: Peers) -> None:
+def test_pilot_with_the_most_time_left_receives_the_object_copy(peers: Peers) -> None:
     needing(peers).here("p1", has=(BIG,)).here("p2", "p3", "p4").call("2", "3", "4", "5", context="llm")
     peers.give_up("p2", "p3", "p4")
     for name, ends_at in (("p2", 100.0), ("p3", 900.0), ("p4", 300.0)):
@@ -105,7 +105,7 @@ def told_to_find_it(peers: Peers) -> Peers:
     return peers.want("p2", "p3").forget()
 
 
-def test_later_pilot_that_misses_an_object_fetches_it_for_the_others(peers: Peers) -> None:
+def test_pilot_that_misses_an_object_fetches_it_for_its_cache(peers: Peers) -> None:
     told_to_find_it(peers).fail("p3", "p1")
     assert peers.told("p3") == (("q1",), False)
     peers.lose("p1")
@@ -114,7 +114,7 @@ def test_later_pilot_that_misses_an_object_fetches_it_for_the_others(peers: Peer
     assert peers.told("p2") == (("p3",), False)
 
 
-def test_last_pilot_to_miss_an_object_fetches_it_for_the_others(peers: Peers) -> None:
+def test_last_pilot_to_miss_an_object_fetches_it_for_its_cache(peers: Peers) -> None:
     told_to_find_it(peers).fail("p2", "p1")
     assert peers.told("p2") == (("q1",), False)
     peers.fail("p3", "p1")
@@ -124,7 +124,7 @@ def test_last_pilot_to_miss_an_object_fetches_it_for_the_others(peers: Peers) ->
     assert peers.told("p2") == (("q1",), False)
 
 
-def test_pilot_with_a_running_fetch_keeps_its_own_source(peers: Peers) -> None:
+def test_pilot_without_the_cached_object_takes_over_the_fetch(peers: Peers) -> None:
     """Only one pilot can fetch an object into a cache; p2 waits for p3."""
     told_to_find_it(peers).lose("p1")
     assert peers.told("p2") == (("q1",), False)

@@ -31,7 +31,7 @@ def copies(swarm: Swarm, ref: ObjectRef = MODEL) -> float:
     return swarm.origin_bytes[ref.name] / ref.size_bytes
 
 
-def test_pilots_need_little_more_than_two_copies_and_one_read() -> None:
+def test_forty_pilots_get_an_object_in_little_over_two_copy_times() -> None:
     count = 40
     swarm = Swarm().join(*names(count)).want(*names(count), refs=[MODEL]).run()
     assert max(ends(swarm)) <= 2.25 * ONE_COPY_S
@@ -41,7 +41,7 @@ def test_pilots_need_little_more_than_two_copies_and_one_read() -> None:
     swarm.check()
 
 
-def test_loss_of_readers_and_sources_costs_little() -> None:
+def test_loss_of_readers_and_sources_delays_transfers_little() -> None:
     swarm = Swarm().join(*names(24)).want(*names(24), refs=[MODEL])
     for at, name in ((0.4, "p0"), (0.8, "p1"), (0.9, "p5"), (1.2, "p2"), (1.5, "p9")):
         swarm.run(until=at)
@@ -52,7 +52,7 @@ def test_loss_of_readers_and_sources_costs_little() -> None:
     assert swarm.most_readers[MODEL.name] == 1
 
 
-def test_two_partitions_read_the_origin_about_twice() -> None:
+def test_two_network_partitions_read_the_origin_at_most_six_times() -> None:
     here, there = names(16)[:8], names(16)[8:]
     swarm = Swarm(fail_s=0.2).join(*here, *there)
     for one in here:

@@ -84,5 +84,5 @@ def test_each_decision_is_made_in_one_file(decision: Decision) -> None:
         ("late = fate.ends_at > due_at or self.said.ends_at > due_at", []),
     ],
 )
-def test_reads_are_detected_in_every_syntax(source: str, seen: list[str]) -> None:
+def test_attribute_reads_are_detected_in_every_syntax(source: str, seen: list[str]) -> None:
     assert [what for what, _ in reads(ast.parse(source), WALLTIME)] == seen

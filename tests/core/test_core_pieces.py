@@ -36,7 +36,7 @@ def taken(c: Cluster, upto: int, *, client: str = "ana", again: bool = False) ->
     return c.core.pass_on(event, c.now)
 
 
-def test_pieces_go_to_the_client_and_acknowledgements_to_the_library(c: Cluster) -> None:
+def test_result_pieces_go_to_the_client_and_acks_to_the_library(c: Cluster) -> None:
     said = came(c, 0, b"a", b"b")
     assert said == [ToClient(ClientId("ana"), to_client.Pieces(c.ids["s"], RUN, 0, [b"a", b"b"]))]
     back = taken(c, 2, again=True)
@@ -45,7 +45,7 @@ def test_pieces_go_to_the_client_and_acknowledgements_to_the_library(c: Cluster)
     c.nothing_else_was_said()
 
 
-def test_pieces_without_a_reader_are_dropped(c: Cluster) -> None:
+def test_result_pieces_without_a_reader_are_dropped(c: Cluster) -> None:
     assert came(c, 0, b"a", pilot="p2") == []
     assert came(c, 0, b"a", library=5) == []
     assert taken(c, 1, client="bob") == []
@@ -55,17 +55,17 @@ def test_pieces_without_a_reader_are_dropped(c: Cluster) -> None:
     assert not c.core.state.streams
 
 
-def test_call_without_a_stream_has_no_pieces(cluster: Make) -> None:
+def test_result_pieces_of_a_call_without_a_stream_are_dropped(cluster: Make) -> None:
     c = cluster(pilots=1).call("s").ready().forget()
     assert came(c, 0, b"a") == []
 
 
-def test_gang_sends_no_pieces(cluster: Make) -> None:
+def test_gang_with_a_streamed_result_is_refused(cluster: Make) -> None:
     c = cluster(pilots=2).call("g", stream=True, gang=(1, 2))
     assert "a gang with a streamed result" in c.failure("g").message
 
 
-def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
+def test_result_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
     message = say.CallYielded(LibraryId(1), c.ids["s"], RUN, 0, [b"a"])
     assert not has_only_result_pieces(FromPilot(PilotId("p1"), 3, [message]))
     c.report("p1", message)
@@ -74,7 +74,7 @@ def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
     c.nothing_else_was_said()
 
 
-def test_story_shows_the_number_of_pieces_and_the_waiting_reader(c: Cluster) -> None:
+def test_explain_shows_sent_pieces_and_the_wait_for_the_reader(c: Cluster) -> None:
     c.by_hand = True  # do not replay, because the journal has no status requests, so a replay has no pieces
 
     def told() -> str:
@@ -90,7 +90,7 @@ def test_story_shows_the_number_of_pieces_and_the_waiting_reader(c: Cluster) -> 
     assert told().endswith("2 pieces sent")
 
 
-def test_end_of_an_abandoned_run_does_not_count(cluster: Make) -> None:
+def test_end_of_an_abandoned_run_of_a_stream_is_ignored(cluster: Make) -> None:
     """The client may lack pieces of the abandoned run."""
     c = cluster(pilots=2).call("s", stream=True).ready()
     first = c.holders("s")[0]

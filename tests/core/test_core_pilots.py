@@ -33,7 +33,7 @@ def test_every_message_of_a_pilot_has_one_handler() -> None:
     assert len(steps) == len(set(steps))
 
 
-def test_pilot_that_reconnects_with_everything_continues(cluster: Make) -> None:
+def test_pilot_that_reconnects_with_all_its_calls_continues(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1").come_back("p1", lib1=("1",))
     c.nothing_else_was_said()
     assert c.held() == ["1"]
@@ -48,7 +48,7 @@ def test_undelivered_calls_are_sent_again_with_their_function(cluster: Make) -> 
     assert run.function_blob is not None
 
 
-def test_unknown_calls_are_cancelled_and_keep_a_slot_until_gone(cluster: Make) -> None:
+def test_call_cancelled_during_a_disconnect_keeps_its_slot_until_gone(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().cut("p1")
     c.tell("ana", say.Cancel([c.ids["1"]], running=True)).forget()
     c.come_back("p1", lib1=("1",))
@@ -74,7 +74,7 @@ def test_pilot_that_loaded_while_disconnected_gets_calls(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_stop_lost_with_the_connection_is_sent_again(cluster: Make, given_up: bool) -> None:
+def test_stop_order_lost_with_the_connection_is_sent_again(cluster: Make, given_up: bool) -> None:
     c = cluster(pilots=1).define(recipe("big", memory="8 GB")).call("1").ready().end("1").call("2", context="big")
     c.cut("p1")
     if given_up:
@@ -85,7 +85,7 @@ def test_stop_lost_with_the_connection_is_sent_again(cluster: Make, given_up: bo
     assert c.lives_on("big") == ["p1"]
 
 
-def test_resize_lost_with_the_connection_is_sent_again(cluster: Make) -> None:
+def test_resize_order_lost_with_the_connection_is_sent_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="2 GB")
     c.by_hand = True
     c.apply([Resize(1, 10**9)], seam="residency")
@@ -98,7 +98,7 @@ def test_resize_lost_with_the_connection_is_sent_again(cluster: Make) -> None:
     assert c.library(context="a").resizing == []
 
 
-def test_reconnecting_pilot_that_already_left_is_told_to_exit(cluster: Make) -> None:
+def test_pilot_that_already_left_is_refused_when_it_reconnects(cluster: Make) -> None:
     c = cluster(pilots=1).report("p1", say.PilotLeaving("its walltime is over"))
     c.report("p1", say.Heartbeat(), numbered=False)
     assert "counted this pilot as lost" in c.hears("p1", to_pilot.PilotRefused).reason
@@ -166,7 +166,7 @@ def test_restarted_manager_waits_for_all_pilots_and_continues(cluster: Make) -> 
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-def test_heartbeats_report_memory_and_record_runs(cluster: Make, batch: int) -> None:
+def test_heartbeats_report_memory_and_record_call_run_times(cluster: Make, batch: int) -> None:
     c = cluster(pilots=1).calls(2, batch=batch).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
@@ -177,14 +177,14 @@ def test_heartbeats_report_memory_and_record_runs(cluster: Make, batch: int) -> 
     assert len([x for x in c.others if isinstance(x, RecordRuns)]) == 1
 
 
-def test_runs_are_recorded_when_the_session_ends(cluster: Make) -> None:
+def test_call_run_times_are_recorded_when_the_session_ends(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.tell("ana", say.EndSession("done"))
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
     assert [(x.function, x.calls, x.run_s) for x in runs] == [("f", 2, 6.0)]
 
 
-def test_library_that_refuses_an_assigned_call_is_about_to_end(cluster: Make) -> None:
+def test_library_that_refuses_an_assigned_call_counts_as_stopping(cluster: Make) -> None:
     c = cluster(pilots=2).call("1").ready()
     first = c.lives_on()[0]
     c.give_back("1", refused="lib-1 is about to end")
@@ -193,7 +193,7 @@ def test_library_that_refuses_an_assigned_call_is_about_to_end(cluster: Make) ->
     assert c.ended["1"].ok
 
 
-def test_pilot_that_refuses_loads_without_a_fault_is_leaving(cluster: Make) -> None:
+def test_pilot_that_refuses_a_load_without_fault_is_draining(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", memory="1 GB")).call("1").ready().call("2", context="a").join("p2")
     c.die(c.library(context="a"), failure=None, loading=True)
     assert c.pilot("p1").state is PilotState.DRAINING
@@ -202,7 +202,7 @@ def test_pilot_that_refuses_loads_without_a_fault_is_leaving(cluster: Make) -> N
     assert c.core.state.lost_pilots == 0
 
 
-def test_timer_that_fires_slightly_early_still_drains(cluster: Make) -> None:
+def test_walltime_timer_that_fires_early_still_drains_the_pilot(cluster: Make) -> None:
     """A timer is rounded to microseconds and may fire too early. A timer set again for the same time would fire
     forever.
     """
@@ -246,14 +246,14 @@ def use(memory: int = 0, device: int = 0, cpu_s: float = 0.0) -> say.LibraryUse:
         (beat("p1", use(4 * GB, 8 * GB), cache_bytes=2 * GB, refused_frames=3), True),
     ],
 )
-def test_heartbeat_is_an_event_if_it_changes_a_fact(cluster: Make, heartbeat: FromPilot, is_news: bool) -> None:
+def test_heartbeat_is_journaled_only_if_it_changes_a_fact(cluster: Make, heartbeat: FromPilot, is_news: bool) -> None:
     c = cluster(pilots=1).calls(1).ready()
     c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
     assert is_heartbeat(heartbeat)
     assert needs_heartbeat_record(c.core.state, heartbeat, c.now) is is_news
 
 
-def test_runs_are_recorded_with_some_heartbeats(cluster: Make) -> None:
+def test_call_run_times_are_recorded_once_per_period(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0)
     state = c.core.state
     assert needs_heartbeat_record(state, beat(), state.recorded_at + RECORD_S)
@@ -262,7 +262,7 @@ def test_runs_are_recorded_with_some_heartbeats(cluster: Make) -> None:
     assert needs_heartbeat_record(state, beat(), c.now + RECORD_S)
 
 
-def test_numbered_heartbeat_is_an_ordinary_event(cluster: Make) -> None:
+def test_heartbeat_in_a_numbered_or_mixed_frame_is_not_special(cluster: Make) -> None:
     numbered = FromPilot("p1", 4, [say.Heartbeat()])
     among = FromPilot("p1", 0, [say.Heartbeat(), say.PilotLeaving("bye")])
     assert not is_heartbeat(numbered)

@@ -35,7 +35,7 @@ KINDS = [
 
 @pytest.mark.parametrize("by_deadline", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_gangs_and_deadlines_are_sorted_and_single_calls_pass_gangs(seed: int, by_deadline: bool) -> None:
+def test_queue_equals_a_sorted_list_after_random_changes(seed: int, by_deadline: bool) -> None:
     chance, queue = random.Random(seed), Queue(by_deadline=by_deadline)
     model: list[Call] = []
     away: list[Call] = []
@@ -81,7 +81,7 @@ def test_gangs_and_deadlines_are_sorted_and_single_calls_pass_gangs(seed: int, b
             assert min(timed, key=lambda x: rank(x)[1:]) in list(queue.nearest())
 
 
-def test_isolated_call_is_last_and_is_not_taken_with_others() -> None:
+def test_call_that_must_run_alone_is_last_and_not_taken_with_others() -> None:
     queue, one = Queue(), group(0)
     first, second = call(1, one), call(2, one)
     queue.hold_back(first)
@@ -93,7 +93,7 @@ def test_isolated_call_is_last_and_is_not_taken_with_others() -> None:
     assert (queue.head(), queue.count) == (None, 0)
 
 
-def test_calls_removed_from_the_middle_are_swept_out() -> None:
+def test_queue_frees_memory_of_calls_removed_from_its_middle() -> None:
     queue, one = Queue(), group(0)
     calls = [call(n, one) for n in range(10_000)]
     queue.extend(calls)
@@ -117,7 +117,7 @@ def test_reading_the_first_calls_is_independent_of_queue_length() -> None:
     assert len(queue) == 2900
 
 
-def test_unused_priorities_cost_nothing() -> None:
+def test_queue_keeps_no_entries_for_unused_priorities() -> None:
     queue = Queue()
     for n in range(1000):
         queue.push(call(n, group(n)))

@@ -13,7 +13,7 @@ from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 
 
-def test_context_survives_the_declared_loss_of_its_pilot(cluster: Make) -> None:
+def test_loaded_context_survives_if_a_lost_pilot_returns(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").lose("p1")
     assert not c.core.state.libraries
     c.come_back("p1", lib1=()).forget()
@@ -24,7 +24,7 @@ def test_context_survives_the_declared_loss_of_its_pilot(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_waiting_call_continues_where_it_ran(cluster: Make) -> None:
+def test_requeued_call_continues_on_a_lost_pilot_that_returns(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().cut("p1").lose("p1")
     assert c.waiting() == ["c1"]
     c.come_back("p1", lib1=("c1",)).forget()
@@ -34,7 +34,7 @@ def test_waiting_call_continues_where_it_ran(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_first_end_counts_for_a_call_that_runs_twice(cluster: Make) -> None:
+def test_first_result_counts_if_a_call_runs_on_two_pilots(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("c1", context="a").ready()
     first = c.holders("c1")[0]
     lost, other = first.pilot.id, {"p1": "p2", "p2": "p1"}[first.pilot.id]
@@ -49,7 +49,7 @@ def test_first_end_counts_for_a_call_that_runs_twice(cluster: Make) -> None:
     assert not second.zombies
 
 
-def test_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> None:
+def test_lost_pilot_that_sends_again_is_asked_for_a_hello(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().lose("p1").forget()
     c.report("p1", say.CallsEnded(1, [_end(c, "c1")]))
     c.hears("p1", to_pilot.HelloAgain)
@@ -88,7 +88,7 @@ def _end(c: Cluster, name: str) -> say.CallEnd:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_hello_older_than_a_library_end_does_not_revive_it(cluster: Make, given_up: bool) -> None:
+def test_outdated_hello_of_a_pilot_does_not_revive_an_ended_library(cluster: Make, given_up: bool) -> None:
     """The frame with the end arrived, but the acknowledgement was lost."""
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()
@@ -115,7 +115,7 @@ def test_hello_older_than_a_library_end_does_not_revive_it(cluster: Make, given_
     assert c.library().id != library.id
 
 
-def test_hello_older_than_a_returned_call_does_not_claim_it(cluster: Make) -> None:
+def test_outdated_hello_of_a_pilot_does_not_claim_a_returned_call(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()
     before = c.taken("p1")
@@ -127,7 +127,7 @@ def test_hello_older_than_a_returned_call_does_not_claim_it(cluster: Make) -> No
     assert c.waiting() == ["c1"], "the library does not have it"
 
 
-def test_pilot_whose_hellos_stay_outdated_is_accepted_unchanged(cluster: Make) -> None:
+def test_pilot_is_accepted_after_several_outdated_hellos(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").forget()
     for _ in range(pilot_reports.MOST_HELLOS):
         c.come_back("p1", acknowledged=0, lib1=())

@@ -63,7 +63,7 @@ def facts(*calls: int, **more: Any) -> say.LibraryFacts:
     return say.LibraryFacts(7, "bare", ("cpu:0",), True, ids, reserved_bytes=10**9, **more)
 
 
-def test_client_with_lost_frames_submits_again(c: Cluster) -> None:
+def test_client_is_asked_to_resubmit_calls_lost_from_the_journal(c: Cluster) -> None:
     assert bob(c)
     assert bob(c), "the client has not submitted again, so perhaps the welcome was lost"
     again(c, 1, 2)
@@ -112,7 +112,7 @@ def test_calls_that_the_client_does_not_submit_again_have_ended(cluster: Make) -
 
 
 @pytest.mark.parametrize("when", ["before the hello", "after the hello"])
-def test_failure_of_a_call_with_a_known_result_does_not_count(cluster: Make, when: str) -> None:
+def test_failed_rerun_of_a_call_with_a_known_result_is_not_counted(cluster: Make, when: str) -> None:
     """The journal lost the end, so the call runs again, and the file of its arguments is gone."""
     c = cluster(pilots=1).calls(2).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
@@ -149,7 +149,7 @@ def test_call_that_fails_while_its_client_resubmits_fails_once(cluster: Make) ->
     assert (c.status().failed, c.core.state.calls) == (1, {})
 
 
-def test_lost_ends_are_not_repeated_and_later_ends_are_sent(cluster: Make) -> None:
+def test_client_gets_only_new_results_after_a_journal_loss(cluster: Make) -> None:
     """Repeated lost ends would give client and manager different result numbers."""
     c = cluster(pilots=2).calls(4).ready().end("1")
     c.event(ManagerRestarted())
@@ -176,7 +176,7 @@ def test_unknown_library_is_adopted_with_its_memory(c: Cluster) -> None:
     assert c.hears("old", to_pilot.RunCalls).library == 7
 
 
-def test_library_that_exceeds_the_recorded_memory_is_stopped(c: Cluster) -> None:
+def test_unknown_library_larger_than_its_device_is_stopped(c: Cluster) -> None:
     too_large = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**12)
     back(c, too_large)
     assert c.hears("old", to_pilot.StopLibrary).library == 7
@@ -192,7 +192,7 @@ def test_running_call_continues_when_its_client_resubmits_it(c: Cluster) -> None
     assert sent == [2], "the one that runs is not sent again"
 
 
-def test_end_that_arrives_before_its_client_is_kept(c: Cluster) -> None:
+def test_result_that_arrives_before_its_client_returns_is_kept(c: Cluster) -> None:
     back(c, facts(1))
     end = CallEnd(3 << 40 | 1, True, b"result", 1.0)
     c.report("old", say.CallsEnded(7, [end]))
@@ -203,7 +203,7 @@ def test_end_that_arrives_before_its_client_is_kept(c: Cluster) -> None:
     assert not c.core.state.orphans
 
 
-def test_unwanted_running_call_is_dropped(c: Cluster) -> None:
+def test_running_call_that_its_client_does_not_resubmit_is_cancelled(c: Cluster) -> None:
     back(c, facts(1, 2))
     bob(c)
     again(c, 2)
@@ -211,7 +211,7 @@ def test_unwanted_running_call_is_dropped(c: Cluster) -> None:
     assert list(c.core.state.libraries[7].held) == [3 << 40 | 2]
 
 
-def test_repeated_end_keeps_the_file_of_a_known_result(c: Cluster) -> None:
+def test_repeated_call_end_does_not_delete_the_result_file(c: Cluster) -> None:
     back(c, facts(1))
     bob(c)
     again(c)
@@ -230,7 +230,7 @@ def test_ranks_of_a_gang_are_ended_and_the_gang_restarts(c: Cluster) -> None:
     assert call.state is CallState.WAITING
 
 
-def test_frames_of_a_pilot_count_after_the_acknowledged_ones(cluster: Make) -> None:
+def test_frame_numbers_continue_from_those_the_pilot_reports(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).ready()
     call = c.ids["1"]
     c.event(ManagerRestarted()).come_back("p1", lib1=("1",))
@@ -244,7 +244,7 @@ def test_frames_of_a_pilot_count_after_the_acknowledged_ones(cluster: Make) -> N
     assert c.core.state.done == 1
 
 
-def test_device_that_failed_in_the_lost_part_stays_in_quarantine(c: Cluster) -> None:
+def test_device_fault_lost_from_the_journal_keeps_its_quarantine(c: Cluster) -> None:
     back(c, facts(), faults={"cpu:0": "wrong product, twice"})
     assert c.core.state.pilots["old"].devices["cpu:0"].fault == "wrong product, twice"
     assert c.core.state.libraries[7].state is LibraryState.STOPPING
@@ -271,7 +271,7 @@ def test_block_requested_again_keeps_its_former_pilots(c: Cluster) -> None:
     assert not block.coming, "status says no more that its pilot is to come"
 
 
-def test_ended_block_is_cancelled() -> None:
+def test_ended_block_that_is_reported_running_is_cancelled() -> None:
     source = Source("mine", Rule.FIXED, first=1, most=1)
     c = cluster().sources(source)
     c.block("b1", phase=BlockPhase.ENDED, reason="done").forget()
@@ -280,14 +280,14 @@ def test_ended_block_is_cancelled() -> None:
     c.check()
 
 
-def test_numbers_given_in_the_lost_part_are_not_reused(cluster: Make) -> None:
+def test_library_numbers_lost_from_the_journal_are_not_reused(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1").ready().end("1").event(ManagerRestarted())
     c.come_back("p1", lib1=()).forget().call("2", context="a")
     assert c.hears("p1", to_pilot.StartLibrary).library >= 1000
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_end_before_a_hello_after_a_journal_gap_counts_if_repeated(cluster: Make, *, known: bool) -> None:
+def test_call_end_ignored_after_a_journal_gap_counts_when_repeated(cluster: Make, *, known: bool) -> None:
     """The damaged record once was the assignment of the call to its library. The manager ignored the end of the call,
     dropped the repeated end because of its number, and the call ran forever.
     """
@@ -309,7 +309,7 @@ def test_end_before_a_hello_after_a_journal_gap_counts_if_repeated(cluster: Make
     c.check()
 
 
-def test_block_numbers_of_the_lost_part_are_not_reused(cluster: Make) -> None:
+def test_block_numbers_lost_from_the_journal_are_not_reused(cluster: Make) -> None:
     c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     c.block("b1", phase=BlockPhase.ENDED).wait(120)

@@ -124,7 +124,7 @@ def test_sleeping_library_that_ends_frees_all_and_reloads(c: Cluster, kind: Fail
     assert len(heard(c, to_pilot.StartLibrary)) == 1
 
 
-def test_lost_orders_are_repeated_after_a_reconnect(c: Cluster) -> None:
+def test_lost_sleep_and_wake_orders_are_repeated_after_a_reconnect(c: Cluster) -> None:
     order(c, Sleep(lib(c).id)).forget()
     hello(c.cut("p1"), ready=True, reserved_bytes=8 * GB)
     assert len(heard(c, to_pilot.SleepLibrary)) == 1
@@ -136,7 +136,7 @@ def test_lost_orders_are_repeated_after_a_reconnect(c: Cluster) -> None:
     assert lib(c).state is LibraryState.READY
 
 
-def test_sleeping_library_is_found_after_its_order_was_lost(c: Cluster) -> None:
+def test_library_found_asleep_after_a_reconnect_counts_as_asleep(c: Cluster) -> None:
     hello(c.cut("p1"), asleep=True, host_bytes=5 * GB)
     assert lib(c).state is LibraryState.ASLEEP
     assert len(heard(c, to_pilot.SleepLibrary)) == 1, "the pilot repeats its answer"
@@ -144,7 +144,7 @@ def test_sleeping_library_is_found_after_its_order_was_lost(c: Cluster) -> None:
     assert (lib(c).slept, lib(c).promised_bytes, lib(c).awake_bytes) == (True, GB, 8 * GB)
 
 
-def test_library_that_woke_unnoticed_keeps_its_calls(c: Cluster) -> None:
+def test_library_that_woke_while_disconnected_keeps_its_calls(c: Cluster) -> None:
     sleeps(c).call("a2", context="a").forget()
     hello(c.cut("p1"), ready=True, reserved_bytes=8 * GB, calls=(c.ids["a2"],))
     assert (lib(c).state, lib(c).host_bytes) == (LibraryState.READY, 0)
@@ -152,7 +152,7 @@ def test_library_that_woke_unnoticed_keeps_its_calls(c: Cluster) -> None:
     assert heard(c, to_pilot.WakeLibrary) == []
 
 
-def test_calls_of_a_library_that_slept_unnoticed_are_requeued(c: Cluster) -> None:
+def test_calls_of_a_library_that_unexpectedly_slept_are_requeued(c: Cluster) -> None:
     c.call("a2", context="a").asleep(lib(c), keeps="1 GB", host="5 GB")
     assert lib(c).held == {}
     assert c.the_call("a2").holder is None
@@ -200,7 +200,7 @@ def test_impossible_numbers_end_the_connection(c: Cluster, message: Any, wrong: 
     assert wrong in heard(c, to_pilot.PilotRefused)[0].reason
 
 
-def test_waking_library_counts_neither_as_lost_nor_cut_off_load(c: Cluster) -> None:
+def test_waking_library_does_not_count_as_a_cut_off_load(c: Cluster) -> None:
     sleeps(c)
     order(c, Wake(lib(c).id))
     context = c.context("a")

@@ -88,7 +88,7 @@ def started(c: Cluster, pilot: str = "p1") -> to_pilot.StartLibrary:
 
 
 # ---- memory of a process
-def test_recipe_that_declares_all_of_a_gpu_gets_it(cluster: Make) -> None:
+def test_context_that_declares_all_memory_of_a_gpu_gets_it(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus(process_bytes=600_000_000)).define(model("m", 24 * GB), model("n", 25 * GB))
     assert started(c.call("a", context="m")).device_memory_bytes == 24 * GB
     c.call("b", context="n")

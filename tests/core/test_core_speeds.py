@@ -24,7 +24,7 @@ def learned(runs: Sequence[tuple[str, str, float]], *, present: Sequence[str] = 
     return speeds
 
 
-def test_kind_of_device_that_runs_the_long_function_is_not_slow() -> None:
+def test_device_kind_that_runs_long_functions_is_not_called_slow() -> None:
     runs = [("short", "A10", 1.0), ("short", "A10", 1.0), ("short", "cpu", 2.0), ("long", "cpu", 200.0)] * 10
     runs += [("long", "A10", 100.0)] * 2
     assert learned(runs).of == {"A10": 1.0, "cpu": pytest.approx(0.5)}
@@ -67,7 +67,7 @@ def test_measured_speeds_replace_those_of_earlier_sessions() -> None:
     assert speeds.is_measured("cpu")
 
 
-def test_kinds_without_common_calls_are_compared_through_a_third() -> None:
+def test_device_kinds_without_common_calls_are_compared_indirectly() -> None:
     ratios = {("T4", "A10"): (2.0, 9.0), ("T4", "H200"): (6.0, 5.0), ("cpu", "old"): (3.0, 1.0)}
     assert relative_speeds(ratios) == {"A10": pytest.approx(1 / 3), "T4": pytest.approx(1 / 6), "H200": 1.0}
     assert relative_speeds({("T4", "A10"): (1.05, 9.0)}) == {}
@@ -102,7 +102,7 @@ def two_kinds(cluster: Make) -> Cluster:
     return c.calls(2).ready().end("1", "2").forget()
 
 
-def test_speeds_are_shown_and_recorded(cluster: Make) -> None:
+def test_device_speeds_are_shown_and_recorded(cluster: Make) -> None:
     c = run_on_both(two_kinds(cluster))
     (shown,) = c.status().contexts
     assert [each.text for each in shown.speeds] == ["cpu: 0.25 of A10's speed, 13 calls"]
@@ -113,7 +113,7 @@ def test_speeds_are_shown_and_recorded(cluster: Make) -> None:
     assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
 
 
-def test_failed_calls_are_not_compared(cluster: Make) -> None:
+def test_failed_calls_do_not_affect_device_speeds(cluster: Make) -> None:
     c = two_kinds(cluster)
     for _ in range(12):
         names = [str(len(c.ids) + n + 1) for n in range(2)]

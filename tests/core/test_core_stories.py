@@ -35,13 +35,13 @@ def test_own_block_is_named_b0_and_runs_once_its_pilot_has_joined(cluster: Make)
     assert report.session_status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
 
 
-def test_own_block_without_a_pilot_ended_before_a_pilot_joined(cluster: Make) -> None:
+def test_status_shows_that_a_block_ended_before_its_pilot_joined(cluster: Make) -> None:
     c = cluster().call("c1")
     c.tell("ana", say.WantPilots({"0": "pending"}), say.EndSession("done"))
     assert report.session_status(c.core.state).blocks == {"0": "ended before a pilot came"}
 
 
-def test_logs_of_an_open_call_show_its_wait_reason(cluster: Make) -> None:
+def test_logs_command_explains_why_an_open_call_has_no_output(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
     waits = explain_missing_output(c.the_story("c-3"))
     assert waits == ("c-3 waits: its library runs other calls\nread its output after its end: stoker logs c-3")
@@ -81,7 +81,7 @@ def test_wait_behind_busy_libraries_is_predicted(cluster: Make) -> None:
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-2")
 
 
-def test_requeued_call_shows_the_reason(cluster: Make) -> None:
+def test_explain_shows_why_a_call_was_requeued(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().lose("p1")
     story = c.story("1")
     assert "p1 was lost (silent for 15 s): back in the queue, not counted as a try" in story
@@ -93,7 +93,7 @@ def test_requeued_call_shows_the_reason(cluster: Make) -> None:
     assert "its library died (ended by signal 9 (killed)), 1 of 2" in c.story("1")
 
 
-def test_failed_call_is_kept_with_its_story(cluster: Make) -> None:
+def test_failed_call_can_be_explained_after_its_end(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().end("c1", ok=False)
     assert "raised an exception in your code after 1.000 s" in c.story("c-1")
     c.call("c2").end("c2")
@@ -131,7 +131,7 @@ def test_multi_line_failure_is_one_line_of_status(cluster: Make) -> None:
     assert "\n" not in context.waits_for
 
 
-def test_lack_of_room_is_shown_with_the_free_memory(cluster: Make) -> None:
+def test_lack_of_device_memory_is_shown_with_the_free_memory(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(recipe("a", memory="5 GB"), recipe("b", memory="5 GB"))
     c.call("c1", context="a").ready().call("c2", context="b")
     assert "no device has room for b next to its busy libraries (most free: 3.0 GB)" in c.story("c-2")
@@ -165,7 +165,7 @@ def test_forecast_of_short_calls_uses_the_shown_rate(cluster: Make) -> None:
     assert round(status.left_s, 6) == round(20 / status.rate, 6), "not what 1 ms a call would come to"
 
 
-def test_pilots_awaited_after_a_restart_count_as_present(cluster: Make) -> None:
+def test_forecast_counts_pilots_awaited_after_a_manager_restart(cluster: Make) -> None:
     c = cluster().sources(Source("lab", first=1, most=2)).define(recipe("a"))
     c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")
     c.ready().end("1", run_s=2.0).calls(40, context="a").ready()
@@ -199,7 +199,7 @@ def test_forecast_without_a_pilot_counts_from_the_first_pilot(cluster: Make) -> 
     assert "after the first pilot" not in render(c.status())[0]
 
 
-def test_unmeasured_work_has_only_a_forecast_of_its_pilot(cluster: Make) -> None:
+def test_forecast_of_unmeasured_work_shows_only_the_pilot_start(cluster: Make) -> None:
     c = cluster().sources(Source("lab")).define(recipe("a")).call("1", context="a")
     assert format_forecast(c.status()) == ""
     c.block("b1", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=600.0)
@@ -225,7 +225,7 @@ def test_ended_libraries_and_lost_pilots_can_be_explained(cluster: Make) -> None
     assert "lib-1 on p1: ended" in c.story("llm")
 
 
-def test_few_ended_libraries_are_kept(cluster: Make) -> None:
+def test_number_of_remembered_ended_libraries_is_bounded(cluster: Make) -> None:
     c = cluster(pilots=1)
     for _ in range(250):
         c.calls(1).ready()
@@ -233,7 +233,7 @@ def test_few_ended_libraries_are_kept(cluster: Make) -> None:
     assert len(c.core.state.gone_libraries) == 200
 
 
-def test_unique_prefix_of_a_name_is_enough(cluster: Make) -> None:
+def test_explain_accepts_a_unique_prefix_of_a_name(cluster: Make) -> None:
     c = cluster().join("n014-ab12", "n021-cd34", "n021-ef56").define(recipe("llm-7f3a"), recipe("llm-09aa"))
     assert c.the_story("n014").subject == "n014-ab12"
     assert c.the_story("llm-7").subject == "llm-7f3a"
@@ -255,7 +255,7 @@ def test_two_recipes_of_one_loader_are_distinguished_by_arguments(cluster: Make)
     assert any(line.lstrip().startswith(("contexts  t-3(3)", "t-3(3)")) for line in render(c.status()))
 
 
-def test_story_of_a_call_shows_its_shortened_arguments(cluster: Make) -> None:
+def test_explain_shows_the_shortened_arguments_of_a_call(cluster: Make) -> None:
     c = cluster().tell("ana", say.Submit("f", "bare", [
         CallSpec(7, pickle.dumps((("claims.txt",), {"n": 3}), 5)), CallSpec(8, b"\x80garbage"),
         CallSpec(9, pickle.dumps((("x" * 70_000,), {}), 5)),

@@ -30,7 +30,7 @@ def test_calls_prefetched_behind_a_long_call_run_elsewhere(cluster: Make) -> Non
     assert c.held("p2", "a")[0] == "s1"
 
 
-def test_free_library_gets_calls_of_a_stuck_library_at_once(cluster: Make) -> None:
+def test_new_calls_go_to_a_free_library_and_not_to_a_stuck_one(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
     c.call("long").forget().call("s1")
     assert c.held("p2") == ["long"]
@@ -49,7 +49,7 @@ def test_no_call_waits_behind_a_call_of_unknown_length(cluster: Make) -> None:
     assert len(c.held("p2", "a")) > 2
 
 
-def test_cancelled_long_call_leaves_an_ordinary_library(cluster: Make) -> None:
+def test_library_is_not_stuck_after_its_long_call_is_cancelled(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1).give_back("s1")
     library, long = c.library(), c.ids["long"]
     c.tell("ana", say.Cancel([long], running=True))
@@ -79,7 +79,7 @@ def test_library_with_a_free_slot_is_not_stuck(cluster: Make) -> None:
     assert c.hears("p1", to_pilot.TakeBack).count == 4
 
 
-def test_queued_call_behind_an_overdue_call_is_loaded_elsewhere(cluster: Make) -> None:
+def test_context_is_loaded_elsewhere_for_a_call_behind_a_long_call(cluster: Make) -> None:
     """Calls of 1 s are never prefetched, and one call of 1 s does not justify a load of 10 s."""
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=9.9).join("p2")
     c.call("long", context="a").call("s1", context="a").wait(9)

@@ -43,7 +43,7 @@ def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Ma
     assert "p1, 1.0 s after the call was submitted" in failure.message
 
 
-def test_calls_next_to_a_suspect_finish(cluster: Make) -> None:
+def test_calls_next_to_a_call_that_kills_pilots_finish(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=4).call("bad", "a", "b", "c").ready()
     for n in range(40):
         if len(c.ended) == 4:
@@ -61,7 +61,7 @@ def test_calls_next_to_a_suspect_finish(cluster: Make) -> None:
     assert all(c.ended[name].ok for name in "abc")
 
 
-def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
+def test_pilot_reserved_for_a_suspected_call_runs_no_other_call(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
     c.join("second").call("long").ready()
@@ -83,7 +83,7 @@ def test_reserved_pilot_serves_only_its_suspect(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "died", "timed out", "stopped", "given back"])
-def test_suspect_starts_on_its_pilot_however_the_pilot_became_free(cluster: Make, how: str) -> None:
+def test_suspected_call_starts_when_its_reserved_pilot_is_free(cluster: Make, how: str) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("bad", context="a").call("long", context="b").ready()
     for _ in range(ALONE_AFTER):
@@ -113,7 +113,7 @@ def test_suspect_starts_on_its_pilot_however_the_pilot_became_free(cluster: Make
 
 
 @pytest.mark.parametrize("reason", [LossReason.PREEMPTED, LossReason.OUT_OF_MEMORY, None])
-def test_reason_of_the_batch_system_takes_precedence(cluster: Make, reason: LossReason | None) -> None:
+def test_batch_system_reason_decides_if_a_pilot_loss_counts(cluster: Make, reason: LossReason | None) -> None:
     c = cluster().sources(Source("lab", first=20, most=20)).call("bad")
     blocks = list(c.core.state.blocks)
     c.block(*blocks, phase=BlockPhase.RUNNING)
@@ -137,7 +137,7 @@ def test_reason_of_the_batch_system_takes_precedence(cluster: Make, reason: Loss
     assert "the batch system reports OUT_OF_MEMORY" in failure.message
 
 
-def test_reconnected_pilot_does_not_count_as_a_loss(cluster: Make) -> None:
+def test_loss_of_a_pilot_that_reconnects_is_not_held_against_its_call(cluster: Make) -> None:
     c = cluster(pilots=1).call("c").ready()
     for _ in range(MOST_LOSSES):
         c.lose("p1").come_back("p1", lib1=("c",))
@@ -146,7 +146,7 @@ def test_reconnected_pilot_does_not_count_as_a_loss(cluster: Make) -> None:
     assert c.ended["c"].ok
 
 
-def test_call_that_saves_progress_is_not_counted_as_a_suspect(cluster: Make) -> None:
+def test_call_that_saves_progress_survives_many_pilot_losses(cluster: Make) -> None:
     c = cluster(pilots=1).call("c").ready()
     for n in range(2 * MOST_LOSSES):
         c.progress("c", float(n), 100.0, state=b"%d" % n)
@@ -155,7 +155,7 @@ def test_call_that_saves_progress_is_not_counted_as_a_suspect(cluster: Make) -> 
     assert c.ended["c"].ok
 
 
-def test_library_killed_for_memory_of_another_is_no_evidence(cluster: Make) -> None:
+def test_kill_signal_next_to_another_call_is_no_evidence(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("hog", context="a").call("good", context="b").ready()
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_library_killed_for_memory_of_another_is_no_evidence(cluster: Make) -> N
     assert c.ended["good"].ok
 
 
-def test_death_by_a_signal_of_the_call_itself_is_sufficient_evidence(cluster: Make) -> None:
+def test_two_segmentation_faults_make_a_call_a_poison_call(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("other", context="a").call("bad", context="b").ready()
     segfault = Failure(FailureKind.DIED, "was killed by SIGSEGV", signal=11)
@@ -175,7 +175,7 @@ def test_death_by_a_signal_of_the_call_itself_is_sufficient_evidence(cluster: Ma
     assert c.failure("bad").kind is FailureKind.POISON
 
 
-def test_calls_of_one_dead_library_are_retried_alone(cluster: Make) -> None:
+def test_calls_of_a_dead_library_are_retried_one_at_a_time(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(4)
     c.die(c.library(), "2", "3", "4").ready()
     assert c.held() == ["2"], "also in a library of one slot nothing waits behind a suspect"
@@ -185,7 +185,7 @@ def test_calls_of_one_dead_library_are_retried_alone(cluster: Make) -> None:
     assert all(c.ended[name].ok for name in "245")
 
 
-def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None:
+def test_call_next_to_two_timed_out_calls_then_runs_alone(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
     for n in range(2):
         hangs, library = f"hangs-{n}", c.library(context="room")
@@ -203,7 +203,7 @@ def test_call_next_to_timed_out_ones_gets_its_own_library(cluster: Make) -> None
     c.check()
 
 
-def test_context_whose_load_kills_its_pilots_is_abandoned(cluster: Make) -> None:
+def test_calls_fail_if_loads_of_their_context_kill_several_pilots(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("huge")).call("c", context="huge")
     for n in range(LOADS):
         assert c.ended == {}
@@ -234,7 +234,7 @@ def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"", lost: bool 
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_call_cut_off_twice_fails_with_advice(cluster: Make, lost: bool) -> None:
+def test_call_cut_off_by_the_walltime_twice_fails_with_advice(cluster: Make, lost: bool) -> None:
     c = cluster().sources(LAB).call("long")
     cut(c, "q1", ran_s=57.0, lost=lost)
     assert c.ended == {}
@@ -247,7 +247,7 @@ def test_call_cut_off_twice_fails_with_advice(cluster: Make, lost: bool) -> None
     )
 
 
-def test_call_that_saves_state_may_be_cut_off_often(cluster: Make) -> None:
+def test_call_that_saves_state_survives_many_walltime_ends(cluster: Make) -> None:
     c = cluster().sources(LAB).call("long")
     for n in range(6):
         cut(c, f"q{n}", ran_s=57.0, saves=b"%d" % n)
@@ -278,7 +278,7 @@ def test_call_that_started_late_is_retried_with_more_walltime(cluster: Make) -> 
 
 
 @pytest.mark.parametrize("user", ["bad", "large"])
-def test_memory_use_of_a_call_is_reported_for_it_alone(cluster: Make, user: str) -> None:
+def test_failure_message_reports_the_memory_use_of_that_call_only(cluster: Make, user: str) -> None:
     c = cluster(pilots=1).call("large").call("bad").ready()
     for n in range(ALONE_AFTER + 2):
         library = c.holders("bad" if n else "large")[0]

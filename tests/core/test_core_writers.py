@@ -64,7 +64,7 @@ def found() -> tuple[dict[type, dict[str, set[str]]], list[str]]:
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(kind for kinds in OWNERS.values() for kind in kinds))
-def test_each_field_has_one_file_that_writes_it(kind: type) -> None:
+def test_each_state_field_is_written_by_one_file(kind: type) -> None:
     writers, _ = found()
     assert len(writers[kind]) > 2
     assert not {field: files for field, files in writers[kind].items() if len(files) > 1}
@@ -88,5 +88,5 @@ def test_state_is_written_only_through_typed_names() -> None:
         "def f(x, library): x, library.held = 1, {}",
     ],
 )
-def test_writes_are_detected_in_every_syntax(source: str) -> None:
+def test_state_writes_are_detected_in_every_syntax(source: str) -> None:
     assert ("held", "library") in {(field, owner) for field, owner, _ in written(ast.parse(source))}

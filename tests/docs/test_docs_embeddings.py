@@ -53,7 +53,7 @@ def test_page_example_returns_unit_vector() -> None:
 
 
 @pytest.mark.slow
-def test_lengths_are_measured_and_a_family_serves_them(place: Place) -> None:
+def test_documented_program_embeds_after_lengths_are_measured(place: Place) -> None:
     _, command = commands(PAGE)
     out = place.run(command, limit_s=LIMIT_S)
     assert "milliseconds of one text, padded to each length" in out

@@ -25,5 +25,7 @@ def test_page_has_twenty_questions() -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), ROWS)
-def test_name_is_defined_once_in_its_file(name: str, file: str, definitions: dict[str, list[str]]) -> None:
+def test_name_on_the_page_is_defined_only_in_the_given_file(
+    name: str, file: str, definitions: dict[str, list[str]]
+) -> None:
     assert definitions.get(name) == [file]

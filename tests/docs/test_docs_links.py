@@ -108,7 +108,7 @@ def test_reading_path_for_newcomers_is_short(title: str) -> None:
     assert len(files) <= WALKS[title], f"{title}: {len(files)} files"
 
 
-def test_files_on_the_reading_path_exist() -> None:
+def test_files_in_the_where_is_it_table_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where is it?\n")[2].partition("\n#")[0]
     rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
     assert len(rows) == 8

@@ -64,7 +64,7 @@ def test_table_has_exactly_all_options(title: str) -> None:
     assert set(rows) == REAL[title]
 
 
-def test_every_section_is_compared() -> None:
+def test_every_section_of_the_options_page_is_checked() -> None:
     assert set(re.findall(r"^## (.*)$", PAGE, re.MULTILINE)) == set(REAL)
 
 

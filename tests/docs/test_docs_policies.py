@@ -77,7 +77,7 @@ def test_dispatch_policy_of_the_page_spreads_calls_and_starts_gangs() -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_methods_of_the_example_are_named_on_the_page() -> None:
+def test_methods_in_the_table_of_base_classes_exist() -> None:
     assert "worth_loading" in vars(policies.LoadWhereWanted)
     row = r"^\| (?:dispatch|residency|provisioning) \|.*\| ((?:`\w+`(?:, )?)+) \| `(\w+)` \|$"
     rows = re.findall(row, TEXT, re.MULTILINE)

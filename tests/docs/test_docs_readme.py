@@ -18,7 +18,7 @@ def test_readme_has_at_most_900_words_and_a_first_program() -> None:
     assert "causal_lm()" in first.text
 
 
-def test_each_figure_names_its_command_and_links_its_record() -> None:
+def test_each_benchmark_figure_names_its_command_and_record() -> None:
     section = README[README.index("## Figures") : README.index("## Serve models")]
     rows = re.findall(r"^\| .*\d.* \| `make .*` \| \[.*\]\((benchmarks/records/.*\.json)\) \|$", section, re.MULTILINE)
     assert len(rows) == 3
@@ -42,7 +42,7 @@ def test_figures_of_the_performance_page_are_benchmark_results() -> None:
         assert f"{figure} ({spread})" in kept or f"({spread})" in kept, f"{figure} ({spread})"
 
 
-def test_pages_quote_the_records_of_the_reproductions() -> None:
+def test_reproduction_results_on_the_pages_equal_their_records() -> None:
     for quote in quotes():
         assert quote.line in quote.path.read_text().split("\n"), f"{quote.path.name}: python -m benchmarks.quotes"
 

@@ -52,7 +52,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
             yield from _texts(node)
 
 
-def test_tables_of_messages_are_found() -> None:
+def test_page_quotes_at_least_fifty_messages() -> None:
     assert len(quoted()) >= 50
 
 

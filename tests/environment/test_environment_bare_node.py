@@ -119,7 +119,7 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
 
 
 @pytest.mark.parametrize("has_python", [True, False], ids=["a Python", "no Python"])
-def test_real_call_runs_on_a_bare_node(
+def test_call_runs_on_a_node_without_stoker_installed(
     manager: FakeManager, small: SmallEnvironment, seed: object, tmp_path: Path, has_python: bool
 ):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small), has_python=has_python)
@@ -147,7 +147,7 @@ def test_real_call_runs_on_a_bare_node(
     assert not list(node.folder.glob("stoker-begin.*"))
 
 
-def test_second_pilot_of_a_node_fetches_nothing(
+def test_second_pilot_on_a_node_reuses_the_unpacked_environment(
     manager: FakeManager, small: SmallEnvironment, seed: subprocess.Popen[bytes], tmp_path: Path
 ):
     node = Node(tmp_path / "node", hidden=_in_sight(manager, small))

@@ -134,7 +134,7 @@ def test_starter_without_peers_gets_every_part_from_the_seed(
     assert session.seed.sent_bytes == 2 * SIZE
 
 
-def test_visible_source_serves_without_a_seed_if_unchanged(tmp_path: Path, packages):
+def test_unchanged_archive_on_disk_is_used_without_a_seed(tmp_path: Path, packages):
     (tmp_path / "other").write_bytes(b"something else")
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -164,7 +164,7 @@ def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
     return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
 
 
-def test_peer_is_named_to_as_many_starters_as_it_can_serve():
+def test_seed_names_a_peer_to_no_more_starters_than_it_can_serve():
     meetings = SeedMeetings()
     told = crowd(meetings, 50)
     assert all(len(others) == meeting.SOURCES and address not in others for address, others in told.items())
@@ -172,7 +172,7 @@ def test_peer_is_named_to_as_many_starters_as_it_can_serve():
     assert max(named.values()) <= MOST
 
 
-def test_same_peers_are_named_while_they_are_useful():
+def test_seed_names_the_same_peers_while_they_are_useful():
     meetings = SeedMeetings()
     told = crowd(meetings, 20)
     for address, others in told.items():
@@ -206,7 +206,7 @@ def test_part_assigned_to_a_living_peer_is_withheld():
     assert meetings.spared_s("other", 1, "10.0.0.2") == 0.0
 
 
-def test_starter_that_reaches_no_peer_does_not_wait(monkeypatch: pytest.MonkeyPatch):
+def test_seed_withholds_no_part_from_a_starter_without_peers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
     meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")

@@ -167,7 +167,7 @@ def test_unknown_kind_of_editable_install_is_refused(other: SmallEnvironment):
     assert "pip install /somewhere/odd" in said
 
 
-def test_progress_is_reported_and_plain_tools_read_the_archive(tmp_path: Path):
+def test_packing_reports_progress_and_tar_can_list_the_archive(tmp_path: Path):
     """The archive has several compressed streams."""
     size, file, archive = 3 << 20, tmp_path / "file", tmp_path / "a.tar.gz"
     file.write_bytes(bytes(size))

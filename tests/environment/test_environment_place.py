@@ -165,7 +165,7 @@ def test_archives_with_paths_outside_their_folder_are_refused(tmp_path: Path, na
         Environments(tmp_path).enter("bad", room_bytes=1, get=get, finish=lambda _folder: None)
 
 
-def test_base_folder_expands_the_variable_and_names_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_scratch_folder_expands_a_variable_and_contains_the_user_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAST_DISK", str(tmp_path / "fast"))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$FAST_DISK") == tmp_path / "fast" / f"stoker-{os.getuid()}"

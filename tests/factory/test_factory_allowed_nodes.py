@@ -55,7 +55,7 @@ def test_slurm_gets_the_excluded_nodes_of_the_site_and_of_stoker(options: tuple[
     assert asked(placed(there, AllowedNodes()), "--exclude=n2") == []
 
 
-def test_nodes_in_a_file_of_the_site_are_merged(tmp_path: Path) -> None:
+def test_excluded_nodes_in_a_file_of_the_site_are_merged(tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("n3\nn[4,5],n6\n")
     assert asked(placed(site(options=(f"--exclude={file}",)), AWAY), "--exclude=")[-1] == "--exclude=n3,n[4,5],n6,n2,n7"
@@ -232,7 +232,7 @@ def test_batch_system_without_node_choice_gets_the_block() -> None:
     assert desk.batch.submitted == [B0]
 
 
-def test_factory_logs_which_source_cannot_exclude(manager: ManagerEnd, caplog: pytest.LogCaptureFixture) -> None:
+def test_factory_logs_which_source_cannot_exclude_nodes(manager: ManagerEnd, caplog: pytest.LogCaptureFixture) -> None:
     named = {"old": site(ProviderKind.PBS), "new": site()}
     with caplog.at_level("INFO", logger="stoker.factory"):
         Factory(manager.folder, sites=named, parent=os.getppid()).close()

@@ -58,7 +58,7 @@ def test_hanging_command_is_killed_with_all_its_children(tmp_path: Path, once: C
 
 
 @pytest.mark.parametrize("where", ["2", "1"], ids=["stderr", "stdout"])
-def test_output_before_a_timeout_is_returned(tmp_path: Path, where: str, once: Callable[[Path], None]) -> None:
+def test_output_before_a_timeout_is_part_of_the_error(tmp_path: Path, where: str, once: Callable[[Path], None]) -> None:
     once(tmp_path / "said")
     line = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
     with pytest.raises(BatchTrouble) as caught:
@@ -74,7 +74,7 @@ def test_missing_command_is_reported(tmp_path: Path) -> None:
         CommandRunner(limit_s=5, folder=tmp_path).run(["sbitch"])
 
 
-def test_removed_working_folder_of_commands_is_created_again(tmp_path: Path) -> None:
+def test_missing_working_folder_of_commands_is_created(tmp_path: Path) -> None:
     commands = CommandRunner(limit_s=10, folder=tmp_path / "submit")
     assert commands.run(["pwd"]).out == f"{tmp_path}/submit\n"
     with pytest.raises(BatchTrouble, match="cannot be run"):

@@ -124,7 +124,7 @@ def test_refused_block_is_reported(desk: KeeperHarness) -> None:
     assert not [each for each in desk.said if isinstance(each, SourceTrouble)]
 
 
-def test_start_and_end_of_trouble_are_reported_once(desk: KeeperHarness) -> None:
+def test_start_and_end_of_an_outage_are_reported_once(desk: KeeperHarness) -> None:
     desk.batch.down = "squeue has not answered for 30 s"
     assert desk.order(B0) == [SourceTrouble("lab", "squeue has not answered for 30 s")]
     for _ in range(5):
@@ -143,7 +143,7 @@ def test_queries_are_less_frequent_during_trouble(desk: KeeperHarness) -> None:
     assert waits == [1, 2, 4, 8, 16, 32]
 
 
-def test_submission_that_arrived_is_not_repeated(desk: KeeperHarness) -> None:
+def test_submission_that_arrived_without_answer_is_not_repeated(desk: KeeperHarness) -> None:
     desk.batch.lossy = True
     desk.order(B0)
     assert [each for each in desk.said if isinstance(each, SourceTrouble)]
@@ -171,7 +171,7 @@ def test_job_that_listings_show_20_seconds_late_is_found(desk: KeeperHarness) ->
     assert desk.batch.submitted == [B0, B1]
 
 
-def test_late_job_is_not_submitted_again_after_a_kill(desk: KeeperHarness) -> None:
+def test_new_factory_does_not_resubmit_a_job_that_is_listed_late(desk: KeeperHarness) -> None:
     desk.batch.put(B0)
     desk.batch.hides = True
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -183,7 +183,7 @@ def test_late_job_is_not_submitted_again_after_a_kill(desk: KeeperHarness) -> No
     assert desk.batch.submitted == [B1]
 
 
-def test_block_without_a_job_is_submitted_after_a_kill(desk: KeeperHarness) -> None:
+def test_new_factory_submits_a_block_that_has_no_job(desk: KeeperHarness) -> None:
     desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED)])
     [pause] = until_submitted(desk, times=1)
     assert 60 <= pause <= 80
@@ -193,7 +193,7 @@ def test_block_without_a_job_is_submitted_after_a_kill(desk: KeeperHarness) -> N
 ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", absent=True)
 
 
-def test_job_missing_from_listings_for_20_seconds_stays(desk: KeeperHarness) -> None:
+def test_job_missing_from_listings_for_20_seconds_is_not_lost(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
     for _ in range(10):  # the job is absent for less than a minute at a time
@@ -216,7 +216,7 @@ def test_job_missing_from_listings_for_a_minute_is_lost(desk: KeeperHarness) -> 
     assert desk.batch.cancelled == ["1"], "the job may still exist"
 
 
-def test_two_listings_alone_do_not_prove_a_loss(desk: KeeperHarness) -> None:
+def test_job_missing_from_only_two_listings_is_not_lost(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.batch.statuses["1"] = ABSENT
     desk.later(10)
@@ -234,7 +234,7 @@ def test_cancelled_job_has_ended_if_a_listing_lacks_it(desk: KeeperHarness) -> N
 
 
 @pytest.mark.parametrize("hides", [False, True])
-def test_end_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides: bool) -> None:
+def test_shutdown_cancels_jobs_that_no_listing_shows(desk: KeeperHarness, hides: bool) -> None:
     desk.order(B0)
     desk.batch.lossy = desk.batch.hides = hides
     desk.order(B1)
@@ -305,7 +305,7 @@ def test_jobs_are_watched_while_submissions_wait(desk: KeeperHarness) -> None:
     assert desk.batch.cancelled == ["1"]
 
 
-def test_unavailable_or_full_batch_system_abandons_no_block(desk: KeeperHarness) -> None:
+def test_block_is_submitted_after_a_long_batch_system_outage(desk: KeeperHarness) -> None:
     desk.batch.down = "away"
     desk.order(B0)
     for _ in range(5 * MOST_UNANSWERED):
@@ -314,14 +314,14 @@ def test_unavailable_or_full_batch_system_abandons_no_block(desk: KeeperHarness)
     assert told(desk.later(60)) == [(B0, PENDING, "")]
 
 
-def test_job_that_appeared_late_creates_no_second_block(desk: KeeperHarness) -> None:
+def test_duplicate_job_that_appears_late_is_cancelled(desk: KeeperHarness) -> None:
     desk.order(B0)
     late = desk.batch.put(B0)
     desk.later(61)
     assert desk.batch.cancelled == [late]
 
 
-def test_jobs_are_found_and_adopted_after_a_kill(desk: KeeperHarness) -> None:
+def test_new_factory_finds_and_adopts_existing_jobs(desk: KeeperHarness) -> None:
     job = desk.batch.put(B0)
     keeper = desk.another()
     keeper.sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
@@ -344,7 +344,7 @@ def test_running_job_is_kept_if_a_block_has_two_jobs(
     assert desk.batch.cancelled == [first] * cancelled
 
 
-def test_manager_is_told_of_a_job_whose_block_it_did_not_name(desk: KeeperHarness) -> None:
+def test_manager_is_told_of_a_job_of_an_unknown_block(desk: KeeperHarness) -> None:
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled

@@ -140,7 +140,7 @@ def test_hundred_blocks_stay_within_the_request_budget(sources: int) -> None:
     assert sum(len(batch.submitted) for batch in world.batches) == 200
 
 
-def test_cancellations_find_a_token_after_submissions() -> None:
+def test_cancellations_do_not_wait_behind_many_submissions() -> None:
     world = World(sources=1)
     world.keepers[0].order([BlockId(f"b{n}") for n in range(100)])
     world.run(120.0)
@@ -155,11 +155,11 @@ def test_slow_batch_system_is_queried_less_often() -> None:
     assert pacing.poll_period_s(10.0, None, took_s=8.0) == 32.0
 
 
-def test_doctor_shows_the_figures_of_the_pacer() -> None:
+def test_request_rates_are_described_in_words() -> None:
     assert pacing.in_words(10.0) == "3.4 requests a minute while its jobs run, 3.8 at most, after the first 36"
 
 
-def test_one_status_command_serves_all_until_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_sites_share_one_status_command_until_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
     shared = SharedBudget(poll_s=10.0)
     listing = Listing(fresh_s=shared.pacer.listing_s, clock=Clock())
     given = {"session": "k3v9", "folder": tmp_path, "pacer": shared.pacer, "listing": listing}

@@ -184,7 +184,9 @@ def test_job_in_submission_at_the_end_is_cancelled(
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
-def test_hanging_batch_system_at_the_end_is_named(manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder) -> None:
+def test_job_of_a_submission_that_hangs_at_session_end_is_named(
+    manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
+) -> None:
     write_sites(folder.sites, [slurm_site(command_limit_s=Duration(600))])
     factory = manager.start_factory("--end-limit-s", "1")
     slurm.fault("sbatch", hang="after")
@@ -195,13 +197,13 @@ def test_hanging_batch_system_at_the_end_is_named(manager: ManagerEnd, slurm: Fa
     until(lambda: not slurm.hanging(), what="the end of the command that hangs")
 
 
-def test_other_session_or_version_is_not_served(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_factory_that_the_manager_refuses_exits(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     factory = manager.start_factory()
     manager.tell(to_client.ClientRefused("this manager speaks version 9"))
     assert manager.ended(factory) == Ending.REFUSED
 
 
-def test_session_that_ended_during_a_factory_outage_is_cleared(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_jobs_of_a_session_that_ended_without_factory_are_cancelled(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     manager.leave()
     lease.take(manager.folder.lease).release(over="the program is done")
     slurm.put("900", name="stoker-k3v9-b1", state="RUNNING", folder=str(manager.folder.submit))
@@ -214,7 +216,7 @@ def test_session_that_ended_during_a_factory_outage_is_cleared(manager: ManagerE
 # ---- leftover jobs
 
 
-def test_remaining_jobs_are_named_even_on_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_to_write_the_remaining_jobs_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "jobs-left"
     write_jobs_left(file, ["lab: 7 8", "other: 9"])
     assert file.read_text() == "lab: 7 8\nother: 9\n"

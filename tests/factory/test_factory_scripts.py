@@ -101,7 +101,7 @@ def test_value_with_blanks_or_quotes_stays_one_word() -> None:
     assert '--account="the \\"big\\" lab"' in asked
 
 
-def test_one_node_execs_the_pilot_and_several_use_srun() -> None:
+def test_script_starts_pilots_on_several_nodes_with_srun() -> None:
     assert render(site(), job="j", command="pilot").rstrip().endswith("\nexec pilot")
     step = render(site(nodes=3, cores=4), job="j", command="pilot").rstrip().splitlines()[-1]
     assert step.startswith("exec srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=4 ")
@@ -185,7 +185,7 @@ def test_grid_engine_has_no_blocks_of_several_nodes() -> None:
 
 
 @pytest.mark.parametrize("kind", [ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE])
-def test_kinds_without_a_batch_system_have_no_script(
+def test_script_is_rendered_on_a_host_without_batch_commands(
     kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -273,7 +273,7 @@ def test_job_id_is_found_anywhere_in_a_sentence(kind: ProviderKind, text: str, i
         (LSF, "201\n", ""),
     ],
 )
-def test_line_counts_only_if_it_is_an_id_alone(kind: ProviderKind, text: str, id: str) -> None:
+def test_line_is_a_job_id_only_if_it_contains_nothing_else(kind: ProviderKind, text: str, id: str) -> None:
     assert job_id_on_own_line(kind, text) == id
 
 

@@ -102,7 +102,7 @@ LIMITS = f"sbatch: error: {POLICY} (job submit limit, user's size and/or time li
         "Unable to run job: job rejected: Only 75000 jobs are allowed per user (current job count: 75000)",
     ],
 )
-def test_full_queue_refuses_no_block(batch: SlurmBatch, slurm: FakeSlurm, err: str) -> None:
+def test_full_queue_is_an_outage_and_not_a_refusal(batch: SlurmBatch, slurm: FakeSlurm, err: str) -> None:
     slurm.fault("sbatch", code=1, err=err)
     with pytest.raises(BatchTrouble) as caught:
         batch.submit(B7)
@@ -119,7 +119,7 @@ def test_job_larger_than_allowed_is_refused(batch: SlurmBatch, slurm: FakeSlurm,
         batch.submit(B7)
 
 
-def test_unreachable_controller_refuses_no_block(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_unreachable_controller_is_an_outage_and_not_a_refusal(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     slurm.controller(up=False)
     for ask in (
@@ -134,7 +134,7 @@ def test_unreachable_controller_refuses_no_block(batch: SlurmBatch, slurm: FakeS
     assert batch.query([job])[job].phase is BlockPhase.PENDING
 
 
-def test_host_without_slurm_conf_refuses_no_block(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_missing_slurm_conf_is_an_outage_and_not_a_refusal(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     lines = ["error: fetch_config: DNS SRV lookup failed", "fatal: Could not establish a configuration source"]
     slurm.fault("sbatch", code=1, err="\n".join(f"sbatch: {line}" for line in lines))
     with pytest.raises(BatchTrouble, match="Could not establish a configuration source"):
@@ -326,7 +326,7 @@ def test_squeue_output_is_parsed() -> None:
         ("SPECIAL_EXIT", "None"),
     ],
 )
-def test_job_held_by_slurm_until_released_has_ended(state: str, reason: str) -> None:
+def test_job_that_slurm_holds_indefinitely_counts_as_ended(state: str, reason: str) -> None:
     [row] = read_squeue(f"7|{state}|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
     assert row.is_held_for_good
     look = job_status(row, now=NOW)
@@ -435,10 +435,10 @@ def test_accounting_gives_the_reason_of_a_requeue() -> None:
     assert requeued("", [line]) == ("preempted by Slurm", LossReason.PREEMPTED)
 
 
-def test_unavailable_or_silent_nodes_are_lost() -> None:
+def test_down_or_silent_nodes_count_as_lost() -> None:
     assert lost_nodes("n1|down*\nn1|down*\nn2|idle\nn3|mixed*\nn4|drained\n") == ["n1", "n3"]
 
 
-def test_job_that_left_within_its_grace_time_was_preempted() -> None:
+def test_job_with_a_preemption_time_counts_as_preempted() -> None:
     text = "7                       2026-11-21T10:42:00     \n8                       N/A                     \n"
     assert read_preempted(text) == {"7"}

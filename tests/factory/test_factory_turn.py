@@ -66,7 +66,7 @@ def test_factory_reports_its_activity_from_its_start(manager: ManagerEnd, folder
     said(folder, "reports 0 blocks")
 
 
-def test_waiting_factory_names_the_holder_and_leaves(manager: ManagerEnd, folder: SessionFolder) -> None:
+def test_waiting_factory_logs_the_running_factory_and_exits(manager: ManagerEnd, folder: SessionFolder) -> None:
     first = manager.start_factory()
     second = manager.start_factory("--parent", gone_parent(), wait=False)
     assert manager.ended(second) == Ending.OVER
@@ -104,7 +104,7 @@ def test_factory_of_a_dead_manager_leaves_without_a_hello(manager: ManagerEnd) -
     assert manager.hellos == []
 
 
-def test_command_that_outlives_its_factory_is_killed_in_time(
+def test_command_that_outlives_its_factory_is_killed_at_its_limit(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     first = manager.start_factory()
@@ -124,7 +124,7 @@ def test_command_that_outlives_its_factory_is_killed_in_time(
     manager.hear("b0", BlockPhase.PENDING)
 
 
-def test_killed_factories_do_not_restart_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_of_an_old_command_counts_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "commands.lock"
     with file.open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -167,7 +167,7 @@ class Running:
         self._factory.close()
 
 
-def test_manager_that_answers_no_hello_gets_it_again(
+def test_factory_repeats_a_hello_that_the_manager_does_not_answer(
     manager: ManagerEnd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(factory_factory, "HELLO_LIMIT_S", 0.5)
@@ -202,7 +202,7 @@ def let_go(file: Path) -> None:
     os.close(writer)
 
 
-def test_batch_system_that_fails_to_open_is_trouble_until_it_opens(
+def test_batch_system_that_is_slow_to_open_is_reported(
     manager: ManagerEnd, hanging_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factory_factory, "OPEN_LIMIT_S", 0.5)

@@ -75,7 +75,7 @@ def told(session, future):
 @pytest.mark.parametrize(
     ("act", "said"), [(a_disk_fails, "[Errno 5] Input/output error"), (a_device_fails, "uncorrectable ECC error")]
 )
-def test_call_that_fails_on_one_pilot_runs_on_the_other(pair, attempt, act, said):
+def test_call_that_fails_on_one_pilot_runs_on_another_pilot(pair, attempt, act, said):
     before = pair.status()
     failed, reruns, future = before.failed, before.rerun_calls, attempt(act)
     first, second = future.result(60)

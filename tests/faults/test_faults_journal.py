@@ -73,7 +73,7 @@ def work(session, world, tmp_path) -> Work:
 
 @pytest.mark.long
 @pytest.mark.parametrize("keep", [0.5, 0.0])
-def test_journal_without_its_end_ends_every_call_once(work, keep):
+def test_every_call_ends_once_after_the_journal_is_truncated(work, keep):
     with work.crash():
         os.truncate(work.journal, int(work.journal.stat().st_size * keep))
     assert JOURNAL_LOST in work.end()
@@ -91,7 +91,7 @@ def test_damaged_journal_record_loses_only_its_own_content(work):
 
 
 @pytest.mark.parametrize("version", ["0.0.9", f"{stoker.__version__} (protocol {VERSION - 1})"])
-def test_version_with_other_decisions_starts_from_certain_facts(work, version):
+def test_journal_of_a_version_with_other_decisions_is_set_aside(work, version):
     with work.crash():
         other = bytearray(MAGIC)
         for _, now, record in scan(work.journal):

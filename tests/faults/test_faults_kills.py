@@ -66,7 +66,7 @@ def test_calls_of_a_lost_pilot_run_again_on_another_block(world, tmp_path):
         until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
 
 
-def test_killed_manager_repeats_no_finished_call(session, world, tmp_path):
+def test_no_finished_call_is_repeated_after_the_manager_is_killed(session, world, tmp_path):
     log = str(tmp_path / "log")
 
     @stoker.app(context=loaded(log))
@@ -139,7 +139,7 @@ with stoker.load() as session:
 """
 
 
-def test_killed_client_leaves_nothing_of_its_session(world):
+def test_killed_client_leaves_no_processes_or_pilot_folders(world):
     program = world.start(CLIENT)
     said = json.loads(program.stdout.readline())
     assert len(world.processes()) >= 5
@@ -152,7 +152,7 @@ def test_killed_client_leaves_nothing_of_its_session(world):
         assert "its client is gone" in file.read()
 
 
-def test_terminated_client_leaves_nothing(world):
+def test_terminated_client_leaves_no_processes_or_pilot_folders(world):
     program = world.start(CLIENT)
     json.loads(program.stdout.readline())
     kill([program.pid], signal.SIGTERM)
@@ -188,7 +188,7 @@ with stoker.load() as session:
 
 
 @pytest.mark.long
-def test_program_that_forks_keeps_its_session(world):
+def test_forked_children_do_not_end_the_session_of_their_parent(world):
     program = world.start(FORKS)
     out, err = program.communicate(timeout=60)
     lines = out.splitlines()

@@ -59,7 +59,7 @@ def test_program_runs_on_a_file_system_without_locks(world, tmp_path):
 
 
 @pytest.mark.usefixtures("_without")
-def test_journal_without_locks_is_protected_by_its_living_manager(tmp_path: Path) -> None:
+def test_journal_without_file_locks_refuses_a_second_manager(tmp_path: Path) -> None:
     Journal(tmp_path / "journal").close()
     other = _sleeper()
     try:
@@ -73,7 +73,7 @@ def test_journal_without_locks_is_protected_by_its_living_manager(tmp_path: Path
 
 
 @pytest.mark.usefixtures("_without")
-def test_named_lock_lasts_as_long_as_its_process(tmp_path: Path) -> None:
+def test_lock_that_names_its_holder_ends_with_that_process(tmp_path: Path) -> None:
     file = tmp_path / "factory.lock"
     file.touch()
     assert locks.is_locked(file) is None, "without locks this is unknown"
@@ -110,7 +110,7 @@ def test_pilot_removes_folders_of_dead_pilots_only(tmp_path: Path) -> None:
         other.wait()
 
 
-def test_other_errors_than_missing_locks_are_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_lock_error_other_than_missing_support_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def flock(descriptor: object, how: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

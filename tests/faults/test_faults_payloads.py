@@ -50,7 +50,7 @@ def test_argument_and_result_of_300_mb_are_transferred(shared, shared_world):
     assert flipped[0] == 5, "the returned array is writable"
 
 
-def test_unread_large_results_are_removed(shared):
+def test_large_results_of_a_closed_map_are_removed(shared):
     def make(number):
         return os.urandom(2_000_000)
 
@@ -199,7 +199,7 @@ class Raises:
 
 @pytest.mark.parametrize("error", [Own("mine"), SystemExit(3)])
 @pytest.mark.parametrize("where", ["function", "arguments"])
-def test_exception_in_unpickling_keeps_its_type_as_a_user_error(shared, error, where):
+def test_exception_during_unpickling_is_reported_as_a_user_error(shared, error, where):
     bad = Raises(error)
 
     def holds(value):
@@ -221,7 +221,7 @@ def test_exception_in_unpickling_keeps_its_type_as_a_user_error(shared, error, w
 @pytest.mark.parametrize(
     "error", [ImportError("libblas.so.3: cannot open"), ModuleNotFoundError("No module named 'x'")]
 )
-def test_package_missing_on_the_pilot_is_no_fault_of_the_program(shared, error):
+def test_package_missing_on_the_pilot_raises_serialization_error(shared, error):
     with pytest.raises(errors.SerializationError, match="must be installed there") as caught:
         stoker.app()(_take)(Raises(error)).result(60)
     assert f"{type(error).__name__}: {error}" in str(caught.value)
@@ -305,7 +305,7 @@ def named(name):
     ],
     ids=str,
 )
-def test_unsendable_option_is_named(shared, asked, said):
+def test_error_names_the_call_option_that_cannot_be_sent(shared, asked, said):
     # Parsl passes options in this argument
     app = parsl.python_app(lambda value, parsl_resource_specification={}: value)
     with pytest.raises(errors.ConfigError, match=said):
@@ -335,7 +335,7 @@ def long_list(data):
     return len(data)
 
 
-def test_values_too_large_for_a_frame_are_refused(shared):
+def test_too_large_functions_contexts_and_checkpoints_are_refused(shared):
     data = bytes(100_000_000)
     with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* are sent with a function"):
         stoker.app()(lambda: len(data))().result(60)

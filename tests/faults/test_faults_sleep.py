@@ -129,7 +129,7 @@ def test_library_killed_while_it_wakes_loses_no_call(small, tmp_path):
     assert small.status().failed == 0
 
 
-def test_context_that_raises_when_it_wakes_ends_and_its_calls_move(small, tmp_path):
+def test_calls_run_in_a_new_library_if_waking_their_context_raises(small, tmp_path):
     (tmp_path / "bad-wakes").touch()
     first = ask(tmp_path, "one").result(60)[2]
     for number in range(2):
@@ -145,7 +145,7 @@ def test_context_that_raises_when_it_wakes_ends_and_its_calls_move(small, tmp_pa
     assert small.status().failed == 0
 
 
-def test_killed_manager_finds_the_waking_library_again(small, world, tmp_path):
+def test_restarted_manager_finds_the_library_that_was_waking(small, world, tmp_path):
     pid = lets_sleep(tmp_path)
     slow = tmp_path / "slow-wakes"
     slow.touch()
@@ -159,7 +159,7 @@ def test_killed_manager_finds_the_waking_library_again(small, world, tmp_path):
     assert count_lines(tmp_path / "log")["one loads"] == 1
 
 
-def test_session_with_sleeping_libraries_replays(world, tmp_path):
+def test_session_with_sleeping_libraries_replays_identically(world, tmp_path):
     path = world.path / "site.toml"
     path.write_text(SITE)
     with stoker.load(str(path), run_dir=str(world.runs)) as session:

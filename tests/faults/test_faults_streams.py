@@ -86,7 +86,7 @@ def test_streams_continue_without_a_rerun_if_the_manager_is_killed(session, worl
     assert [count_lines(log) for log in logs] == [{"begun": 1}, {"begun": 1}]
 
 
-def test_differing_rerun_ends_the_stream_and_names_the_position(quick, world, tmp_path, go):
+def test_stream_error_names_the_position_where_a_rerun_differs(quick, world, tmp_path, go):
     stream = stoker.stream(who, str(tmp_path / "log"), go)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
@@ -98,7 +98,7 @@ def test_differing_rerun_ends_the_stream_and_names_the_position(quick, world, tm
 
 
 @pytest.mark.long
-def test_second_run_may_differ_with_rerun_may_differ(quick, world, tmp_path, go):
+def test_stream_accepts_a_different_rerun_with_rerun_may_differ(quick, world, tmp_path, go):
     stream = stoker.stream(who, str(tmp_path / "log"), go, rerun_may_differ=True)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
@@ -109,7 +109,7 @@ def test_second_run_may_differ_with_rerun_may_differ(quick, world, tmp_path, go)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_reader_of_an_ended_program_leaves_nothing_waiting(world, how):
+def test_program_that_ends_while_it_reads_leaves_no_processes(world, how):
     program = world.start(
         "import stoker, os\n"
         "def endless():\n"
@@ -130,7 +130,7 @@ def test_reader_of_an_ended_program_leaves_nothing_waiting(world, how):
     world.empty()
 
 
-def test_retry_of_parsl_continues_where_the_previous_try_failed(world, tmp_path):
+def test_stream_repeats_no_item_after_a_parsl_retry(world, tmp_path):
     log = tmp_path / "log"
 
     @stoker.app

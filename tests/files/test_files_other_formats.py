@@ -48,7 +48,7 @@ def refused(read: Callable[[Path], Any], path: Path, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", TOML)
-def test_toml_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+def test_error_names_the_toml_file_that_is_not_utf_8(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.toml"
     text = "name = 'a'\n"
     assert "is UTF-16 text, and must be UTF-8" in refused(TOML[name], path, text.encode("utf-16"))
@@ -57,7 +57,7 @@ def test_toml_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_data_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+def test_error_names_the_format_of_a_data_file_that_is_not_utf_8(tmp_path: Path, name: str) -> None:
     path, text = tmp_path / name, '{"text": "a"}\n'
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
         assert refused(ROWS[name], path, text.encode(encoding)).startswith("is UTF-16 text, and must be UTF-8;")
@@ -73,14 +73,14 @@ def test_data_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
-def test_row_in_latin_1_is_named_by_line_and_byte(tmp_path: Path, name: str) -> None:
+def test_error_names_line_and_byte_of_a_latin_1_character(tmp_path: Path, name: str) -> None:
     rows = '{"text": "a"}\n{"text": "caf\xe9"}\n' if name == "a.jsonl" else "text\ncaf\xe9\n"
     said = refused(ROWS[name], tmp_path / name, rows.encode("latin-1"))
     place = rows.split("\n")[1].index("\xe9") + 1
     assert said.startswith(f"line 2: byte {place} (0xe9) is not UTF-8 text")
 
 
-def test_request_in_another_encoding_is_refused(tmp_path: Path) -> None:
+def test_batch_request_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     line = '{"custom_id": "caf\xe9"}'
     (tmp_path / "requests.jsonl").write_bytes(b'{"custom_id": "a"}\n' + line.encode("latin-1") + b"\n")
     last = check_file(tmp_path / "requests.jsonl", admit=lambda _request: None).refused[-1].error

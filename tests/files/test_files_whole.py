@@ -42,7 +42,7 @@ def test_written_file_replaces_the_old_file_and_is_private(tmp_path: Path, sync:
     assert names(tmp_path) == [path.name]
 
 
-def test_full_disk_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     write_whole(path, b"before")
     with full_after(100), pytest.raises(OSError, match="too large"):
@@ -51,7 +51,7 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> Non
     assert names(tmp_path) == ["facts.json"]
 
 
-def test_draft_has_the_suffix_of_its_file_and_is_removed(tmp_path: Path) -> None:
+def test_draft_has_its_files_suffix_and_is_removed_on_interrupt(tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
     path.write_text("before")
 
@@ -109,7 +109,7 @@ def test_line_that_does_not_fit_on_the_disk_is_not_appended(tmp_path: Path) -> N
         os.close(file)
 
 
-def test_object_is_published_after_a_truncated_line(tmp_path: Path) -> None:
+def test_objects_are_published_after_a_write_failed_on_a_full_disk(tmp_path: Path) -> None:
     first, second, third = (ObjectRef(name=f"object-{n}", size_bytes=1, source=f"/somewhere/{n}") for n in range(3))
     publish(tmp_path, (first,))
     size = (tmp_path / "index.jsonl").stat().st_size

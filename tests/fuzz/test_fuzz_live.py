@@ -42,7 +42,7 @@ def damaged(union: Any, *, without: tuple[type, ...] = ()) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("role", ["client", "pilot"])
-def test_manager_survives_random_frames_and_calls_run(role: str, manager: Manager) -> None:
+def test_manager_runs_calls_after_receiving_random_frames(role: str, manager: Manager) -> None:
     rude, client = Peer(manager.folder, role, f"rude-{role}"), Peer(manager.folder, "client", "kind-client")
     try:
         ends = (to_manager.EndSession,)  # a client with a valid key may end the session
@@ -72,7 +72,7 @@ def test_manager_survives_random_frames_and_calls_run(role: str, manager: Manage
     assert manager.process.poll() is None
 
 
-def test_pilot_survives_random_frames_and_calls_run(tmp_path: Path) -> None:
+def test_pilot_runs_calls_after_receiving_random_frames(tmp_path: Path) -> None:
     """Return damaged messages of the manager that no pilot can read."""
     manager = FakeManager(tmp_path)
     try:

@@ -18,7 +18,7 @@ A_SESSION = 2000
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_manager_core_accepts_every_event(seed: int) -> None:
+def test_manager_core_accepts_random_events(seed: int) -> None:
     for number, start in enumerate(range(0, EVENTS, A_SESSION)):
         chance = random.Random(seed + SEEDS * number)
         fuzz_manager.live(chance, count=min(A_SESSION, EVENTS - start))

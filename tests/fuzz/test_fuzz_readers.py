@@ -54,7 +54,7 @@ def test_pilot_cores_keep_their_invariants() -> None:
     assert not found, found[0]
 
 
-def test_reader_with_an_undeclared_error_is_found() -> None:
+def test_fuzzer_finds_a_reader_that_raises_an_undeclared_error() -> None:
     def read(data: bytes) -> None:
         if b"\xff" in data:
             raise KeyError("not declared")

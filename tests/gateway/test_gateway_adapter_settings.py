@@ -35,7 +35,7 @@ def test_adapters_share_the_context_of_their_base(folder):
     ]  # fmt: skip
 
 
-def test_adapter_whose_files_were_lost_fails_alone(folder):
+def test_adapter_with_missing_files_does_not_fail_other_adapters(folder):
     write_tiny_lora(folder / "other", seed=2)
     found = parsed(f'{BASE}{LEGAL}[models.more]\nbase = "small"\nadapter = "other"\n', folder)
     shutil.rmtree(folder / "other")
@@ -63,7 +63,7 @@ def test_adapter_whose_files_were_lost_fails_alone(folder):
         ('[models.a]\npath = "tiny"\nadapters = {b = "lora"}\n', "adapters is not a setting"),
     ],
 )  # fmt: skip
-def test_wrong_adapter_is_refused_at_the_check(folder, text, said):
+def test_invalid_adapter_settings_are_refused(folder, text, said):
     write_tiny_lora(folder / "wide", seed=1, width=32)
     with pytest.raises(ConfigError) as error:
         parsed(BASE + text, folder)

@@ -36,13 +36,13 @@ def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
     return first
 
 
-def test_forecast_for_a_queue_is_its_waiting_time():
+def test_first_token_forecast_equals_the_waiting_time_in_the_queue():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for before in (0, 2, 5):  # half a second each, and the running request has begun some time ago
         assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
-def test_streams_served_in_parallel_are_no_queue():
+def test_parallel_streams_do_not_raise_the_first_token_forecast():
     first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
     assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
 
@@ -60,7 +60,7 @@ def test_forecast_needs_eight_streams_and_has_an_upper_bound():
     assert first.expected_s(500) == pytest.approx(16.0)
 
 
-def test_streams_without_tokens_or_with_a_load_are_not_measured():
+def test_streams_without_a_first_token_are_not_measured():
     first = FirstTokens()
     for _ in range(20):
         first.begin()
@@ -86,7 +86,7 @@ def test_forecast_includes_the_sessions_queue():
     assert forecast(HOT, FirstTokens()).later_s(0.001) == 0.0
 
 
-def test_objective_below_an_idle_models_time_refuses_no_request():
+def test_objective_that_an_idle_model_cannot_meet_refuses_nothing():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for _ in range(4):
         first.begin()

@@ -147,7 +147,7 @@ def test_batch_requests_count_for_the_concurrent_limit(keys, tmp_path):
     assert take_all(pace, permits) == 1
 
 
-def test_batch_requests_count_for_the_minutes_limit(keys, tmp_path):
+def test_batch_requests_count_towards_the_limit_per_minute(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=3))
     assert take_all(pace, permits) == 2
     permits.end(5)
@@ -158,7 +158,7 @@ def test_batch_requests_count_for_the_minutes_limit(keys, tmp_path):
         guard.begin(guard.caller_by_key_name("ana"))
 
 
-def test_batch_tokens_count_and_limit_its_requests(keys, tmp_path):
+def test_batch_tokens_count_towards_the_token_limit_of_its_key(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(tokens_per_minute=1000))
     assert take_all(pace, permits) == 1  # the token counts are still unknown
     permits.end(100)
@@ -178,7 +178,7 @@ def test_batch_stops_when_its_key_is_removed(keys, tmp_path):
     assert take_all(pace, permits) == 0
 
 
-def test_batch_takes_at_most_a_permit_per_request(keys, tmp_path):
+def test_batch_takes_at_most_one_permit_per_remaining_request(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=30, concurrent=20), left=2)
     assert take_all(pace, permits) == 2
     caller = guard.caller_by_key_name("ana")

@@ -96,7 +96,9 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_loop
-async def test_batch_waits_for_a_full_disk_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_finished_batch_waits_until_a_full_disk_has_space(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
     room.lacking["errors.jsonl"] = errno.ENOSPC
@@ -142,7 +144,7 @@ async def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: p
 
 
 @in_loop
-async def test_next_gateway_finds_an_unrecorded_process(tmp_path: Path) -> None:
+async def test_restarted_gateway_finds_the_unrecorded_process_of_a_batch(tmp_path: Path) -> None:
     room = Room()
     killed, id = SmallBatches(tmp_path, room, SLEEPS), f"batch_{'1' * 24}"
     batch = GatewayBatch(id, "", CHAT, "file-x", 1, total=1)

@@ -101,7 +101,7 @@ def test_batch_is_paced_by_the_limits_of_its_key(gateway, key):
         assert [json.loads(line)["error"]["code"] for line in errors] == ["batch_cancelled"] * (count - len(answers))
 
 
-def test_tokens_count_when_the_client_leaves(gateway, key):
+def test_tokens_of_a_request_count_after_its_client_disconnects(gateway, key):
     own = key("--tokens-per-minute", "1000")
     with client_of(gateway, own) as ana:
         with pytest.raises(openai.APITimeoutError):
@@ -175,7 +175,7 @@ def test_key_sees_its_own_usage_alone(gateway, key):
 # ---- errors
 
 
-def test_answers_have_an_id_that_is_in_the_log(gateway):
+def test_answers_have_a_request_id_and_failures_are_logged_with_it(gateway):
     with httpx.Client(base_url=gateway.url, timeout=LIMIT_S) as http:
         answers = [
             http.get("/v1/models"), http.get("/nothing"), http.post(CHAT, content=b"{"), http.get("/health"),
@@ -195,7 +195,7 @@ def test_answers_have_an_id_that_is_in_the_log(gateway):
             assert inside not in answer.json()["error"]["message"]
 
 
-def test_broken_model_is_not_loaded_forever(gateway):
+def test_broken_model_is_not_reloaded_until_a_request_needs_it(gateway):
     said = "broken is not loaded again until a request asks for it"
     until(lambda: said in "".join(gateway.said), why="the gateway sends the model no requests")
 
@@ -236,7 +236,7 @@ def test_embeddings_of_2048_texts_have_4096_numbers_each(client):
     assert some.data[1].embedding == pytest.approx(packed.data[-1].embedding, abs=1e-5)
 
 
-def test_dimensions_are_those_of_the_model_or_refused(client):
+def test_embedding_dimensions_other_than_the_models_are_refused(client):
     [one] = client.embeddings.create(model="wide", input="x", dimensions=WIDTH).data
     assert len(one.embedding) == WIDTH
     with pytest.raises(openai.BadRequestError, match=f"this model's vectors have {WIDTH} numbers") as refused:
@@ -247,7 +247,7 @@ def test_dimensions_are_those_of_the_model_or_refused(client):
 # ---- histories and fields
 
 
-def test_answers_are_accepted_as_history_and_ignored_fields_noted(client, gateway):
+def test_answers_are_accepted_as_history_and_ignored_fields_logged(client, gateway):
     messages = [*QUESTION]
     for _ in range(3):
         answer = client.chat.completions.create(
@@ -260,7 +260,7 @@ def test_answers_are_accepted_as_history_and_ignored_fields_noted(client, gatewa
         assert said.count(f"the request field {field} does") == 1
 
 
-def test_bytes_of_tokens_are_those_of_the_text(client):
+def test_bytes_of_the_returned_tokens_join_to_the_text(client):
     """This model's tokens are bytes, mostly parts of characters."""
     options = {"messages": QUESTION, "max_tokens": 60, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     whole = client.chat.completions.create(model="small", **options)

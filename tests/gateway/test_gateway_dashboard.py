@@ -131,7 +131,7 @@ def test_session_has_the_metrics_that_grafana_queries(dashboard):
     assert [name for name in queried if not has_metric(text, name)] == []
 
 
-def test_silent_readers_cost_no_memory_and_delay_no_events(dashboard):
+def test_clients_that_do_not_read_cost_no_memory_or_delay(dashboard):
     port = int(dashboard.url.rpartition(":")[2])
     asleep = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
     try:
@@ -167,7 +167,7 @@ def text_in(page, place):
 
 
 @with_browser
-def test_browser_sees_progress_move_and_a_failure_appear(dashboard, page):
+def test_browser_page_shows_progress_and_failures_without_reload(dashboard, page):
     page.open(dashboard.url, width=1400, height=900)
     first = until(lambda: text_in(page, "#maps tr"), why="the map")
     assert "100,000" in first
@@ -180,7 +180,7 @@ def test_browser_sees_progress_move_and_a_failure_appear(dashboard, page):
     assert page.errors == []
 
 
-def test_dashboard_names_taken_ports_and_unknown_sessions(dashboard, world, monkeypatch):
+def test_dashboard_error_names_a_taken_port_or_unknown_session(dashboard, world, monkeypatch):
     port = dashboard.url.rpartition(":")[2]
     monkeypatch.chdir(world.path)
     for options, said in (

@@ -60,7 +60,7 @@ def write_models():
 # ---- restarts
 
 
-def test_killed_gateway_keeps_its_address_and_hot_models(gateway):
+def test_restarted_gateway_keeps_its_address_and_loaded_models(gateway):
     with client_of(gateway) as client:
         text = text_of(chat(client, stream=True))
         url, session = gateway.url, gateway.session
@@ -91,7 +91,7 @@ def test_stream_continues_when_its_pilot_is_killed(gateway, world):
         assert chat(client).choices
 
 
-def test_gateway_survives_the_manager(gateway, world):
+def test_gateway_stream_continues_when_the_manager_is_killed(gateway, world):
     with client_of(gateway) as client:
         stream = iter(chat(client, stream=True, max_tokens=700))
         before = [next(stream) for _ in range(10)]
@@ -101,7 +101,7 @@ def test_gateway_survives_the_manager(gateway, world):
 
 
 @pytest.mark.long
-def test_gateway_ends_with_its_session_and_serves_again(gateway, world):
+def test_gateway_ends_with_its_session_and_can_restart(gateway, world):
     url, session = gateway.url, gateway.session
     stoker("down", session)
     until(lambda: gateway.has_ended, why="the end of the gateway")
@@ -185,7 +185,7 @@ def test_gateway_uses_its_certificate_and_allowed_sites(gateway, beside, certifi
 
 
 @pytest.mark.long
-def test_idle_connection_outlives_those_that_clients_keep(gateway):
+def test_gateway_keeps_idle_connections_longer_than_clients_do(gateway):
     """HTTPX keeps a connection for 5 s after its last request. A gateway that closes the connection earlier may lose a
     request.
     """

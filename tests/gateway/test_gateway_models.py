@@ -118,7 +118,7 @@ def test_required_tool_call_is_made(client, choice):
     assert again.choices[0].finish_reason in ("stop", "length")
 
 
-def test_unusable_schema_is_refused_by_its_field(client):
+def test_error_for_an_unusable_tool_schema_names_the_field(client):
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
@@ -129,7 +129,7 @@ def test_unusable_schema_is_refused_by_its_field(client):
 # ---- responses
 
 
-def test_openais_client_gets_responses(client):
+def test_openais_client_gets_valid_answers_from_the_responses_api(client):
     asked = {"model": "small", "input": "Hi", "max_output_tokens": 30, "temperature": 0}
     whole = client.responses.create(**asked)
     assert strict(whole).usage.output_tokens
@@ -174,7 +174,7 @@ def test_tokenize_returns_the_models_tokens_and_detokenize_the_text(http, client
         ("/detokenize", {"model": "small", "tokens": [99_999]}, "tokens"),
     ],
 )
-def test_wrong_tokenize_requests_are_refused_by_field(http, address, body, param):
+def test_error_for_a_wrong_tokenize_request_names_the_field(http, address, body, param):
     answer = http.post(address, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
@@ -204,7 +204,7 @@ def tokenizer(gateway):
     return transformers.AutoTokenizer.from_pretrained(gateway.folder / "models" / "tiny")
 
 
-def test_echoed_likelihoods_are_those_of_transformers(client, own, tokenizer):
+def test_echoed_prompt_has_the_log_likelihoods_of_transformers(client, own, tokenizer):
     rows = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     with ThreadPoolExecutor(8) as threads:  # batched with requests that write
         others = [
@@ -257,7 +257,7 @@ def test_streamed_echo_equals_the_whole_one(client, most, logprobs):
             assert list(found) == (pytest.approx(expected, abs=1e-4) if name == "token_logprobs" else expected)
 
 
-def test_ids_beyond_the_vocabulary_are_refused_by_field(client):
+def test_error_for_token_ids_beyond_the_vocabulary_names_the_field(client):
     with pytest.raises(openai.BadRequestError, match="the token 40000; this model's tokens are 0 to") as refused:
         client.completions.create(model="small", prompt=[5, 40_000], max_tokens=4)
     assert refused.value.param == "prompt"
@@ -310,7 +310,7 @@ def test_base_and_adapters_write_their_own_texts_in_one_context(gateway, http, c
     assert all(each in shared for each in NAMES)
 
 
-def test_echoed_prompt_has_the_likelihoods_of_pefts_soft_prompt(gateway, http, tokenizer):
+def test_soft_prompt_gives_the_same_likelihoods_as_in_peft(gateway, http, tokenizer):
     import peft
 
     body = {"model": "soft", "prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
@@ -330,13 +330,13 @@ def test_adapters_are_listed_with_their_base(http):
     assert {name: base for name, base in listed.items() if base} == dict.fromkeys(("legal", "soft", "damaged"), "base")
 
 
-def test_request_that_outgrows_a_soft_prompt_is_refused(http):
+def test_request_too_long_beside_a_soft_prompt_is_refused(http):
     body = {"model": "soft", "prompt": PROMPT, "max_tokens": 2048 - len(PROMPT) - 4}
     answer = http.post("/v1/completions", json=body, timeout=LIMIT_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_damaged_adapter_is_refused_by_name(http):
+def test_error_for_a_damaged_adapter_names_the_adapter(http):
     answer = http.post("/v1/completions", json={"model": "damaged", "prompt": PROMPT})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
     assert "the adapter damaged cannot be served" in answer.json()["error"]["message"]

@@ -47,7 +47,7 @@ COLD = ServedModelFigures("mixtral", "mixtral", "mixtral-1")
 NOTE = GatewayNote("http://127.0.0.1:8000", "login3", 4711, (LLAMA, QWEN, COLD), at=100.0)
 
 
-def test_loaded_models_have_rows_and_the_others_are_counted() -> None:
+def test_status_lists_loaded_models_and_counts_the_others() -> None:
     assert gateway_rows([NOTE], STATUS, now=101.0) == [
         "llama-8b   2 hot   14 running   1,210 tokens/s   TTFT 0.21 s (objective 1.0 s)   99.7 % met"
         "   1,204 refused   shares n014 with qwen-7b",
@@ -57,12 +57,12 @@ def test_loaded_models_have_rows_and_the_others_are_counted() -> None:
     ]
 
 
-def test_new_gateway_has_no_model_loaded() -> None:
+def test_status_shows_a_new_gateway_without_loaded_models() -> None:
     note = msgspec.structs.replace(NOTE, models=(COLD, ServedModelFigures("other", "other", "other-1")))
     assert gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
 
 
-def test_status_shows_models_in_trouble() -> None:
+def test_status_shows_models_that_cannot_be_used_or_loaded() -> None:
     unread = ServedModelFigures("gone", trouble="there is no folder\n  /models/gone")
     failed = ServedModelFigures("broken", "broken", "broken-1")
     status = msgspec.structs.replace(STATUS, contexts=(context("broken", failure="OSError: no such file"),))

@@ -100,7 +100,7 @@ def test_expected_answer_length_follows_earlier_answers(folder):
     assert [lengths.expected(most) for most in (0, 64, 500)] == [100, 64, 100]
 
 
-def test_long_prompt_is_counted_in_part(folder):
+def test_length_of_a_long_prompt_is_estimated_from_a_part(folder):
     lengths = RequestLengths(str(folder))
     short, long = (asyncio.run(lengths.features(request("one two " * n)))["input_length"] for n in (2_000, 200_000))
     assert (short, long) == (16_004, 1_600_004)
@@ -143,7 +143,7 @@ def test_impossible_objective_is_refused_in_the_file(tmp_path, setting):
         (0.0, [0.5, 0.65, 0.66], False),
     ],
 )
-def test_later_tokens_are_due_by_their_number(monkeypatch, ttft_s, comes_at_s, in_time):
+def test_deadline_of_a_later_token_follows_from_its_position(monkeypatch, ttft_s, comes_at_s, in_time):
     metrics, now = GatewayMetrics(), [0.0]
     models = ServedModels({"small": ModelSettings(path="m")}, honoured=SLINFER)
     monkeypatch.setattr("stoker.apps.gateway.figures.time.monotonic", lambda: now[0])
@@ -157,7 +157,7 @@ def test_later_tokens_are_due_by_their_number(monkeypatch, ttft_s, comes_at_s, i
     assert line in metrics.text(models, None).decode()
 
 
-def test_figures_count_objectives_of_the_request_and_refusals():
+def test_metrics_count_met_objectives_and_refused_requests():
     metrics = GatewayMetrics()
     models = ServedModels({"small": ModelSettings(path="m", ttft=60.0)}, honoured=SLINFER)
     model = models["small"]
@@ -188,12 +188,12 @@ def test_objectives_are_refused_for_batches_and_tpot_for_embeddings():
 
 
 @pytest.mark.parametrize("value", ["soon", "0 s", "-1 s", "2 days", "inf", ""])
-def test_header_without_a_time_is_refused(value):
+def test_objective_header_that_is_not_a_time_is_refused(value):
     with pytest.raises(RequestRefused, match="stoker-ttft must be a time"):
         read_objective_headers({"stoker-ttft": value}, honoured=SLINFER)
 
 
-def test_headers_are_read_and_refused_if_not_honoured():
+def test_objective_headers_are_refused_if_the_policy_ignores_them():
     asked = {"stoker-ttft": "250 ms", "stoker-tpot": "0.05 s"}
     assert read_objective_headers(asked, honoured=SLINFER) == {"ttft": 0.25, "tpot": 0.05}
     with pytest.raises(RequestRefused, match="stoker-tpot needs a session whose policy honours it"):
@@ -211,7 +211,7 @@ def test_dropped_call_says_when_to_retry():
 
 
 @pytest.mark.slow
-def test_late_request_is_refused_and_an_early_one_is_served(gateway, http):
+def test_request_that_would_be_late_is_refused_and_others_served(gateway, http):
     def ask(**headers: str) -> httpx.Response:
         body = {"model": "small", "messages": [{"role": "user", "content": "?"}], "max_tokens": 8}
         return http.post(CHAT, json=body, headers=headers, timeout=LIMIT_S)
@@ -239,7 +239,7 @@ def test_late_request_is_refused_and_an_early_one_is_served(gateway, http):
 
 
 @pytest.mark.slow
-def test_gateway_on_a_unix_socket_answers_alike_in_a_stream(gateway, http, socket_path):
+def test_gateway_on_a_unix_socket_streams_the_same_answer(gateway, http, socket_path):
     assert f"curl --unix-socket {socket_path}" in "".join(gateway.said)
     with client_at("http://stoker", http_client=http) as client:
         assert answer_of(client)

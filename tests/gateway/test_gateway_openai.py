@@ -158,7 +158,7 @@ def test_batch_of_an_uploaded_file_has_openais_types(http, client):
 # ---- answers
 
 
-def test_streamed_conversation_equals_the_whole_one_and_stops(client):
+def test_streamed_chat_equals_the_unstreamed_chat_and_obeys_stop(client):
     options = {"n": 2, "seed": 5, "max_tokens": 40, "temperature": 1}
     whole = chat(client, **options)
     texts, ends, usage = {0: "", 1: ""}, {}, None
@@ -186,7 +186,7 @@ def test_each_prompt_of_a_completion_gets_its_choices(client):
     assert texts == {choice.index: choice.text for choice in answer.choices}
 
 
-def test_vectors_are_alike_packed_and_plain(client, http):
+def test_embeddings_are_equal_in_base64_and_as_numbers(client, http):
     answer = client.embeddings.create(model="vectors", input=["one", "two"])  # the client requests base64
     body = {"model": "vectors", "input": "one", "encoding_format": "base64"}
     packed = base64.b64decode(http.post("/v1/embeddings", json=body).json()["data"][0]["embedding"])
@@ -210,7 +210,7 @@ def test_vectors_are_alike_packed_and_plain(client, http):
         ({"model": "huge"}, 503, "model_fits_nowhere", None),
     ],
 )
-def test_unanswerable_request_gets_its_error(client, options, status, code, param):
+def test_unanswerable_request_gets_its_error_status_and_code(client, options, status, code, param):
     with pytest.raises(openai.APIError) as refused:
         for _ in chat(client, **options):
             pass
@@ -237,7 +237,7 @@ def test_unanswerable_request_gets_its_error(client, options, status, code, para
         ("POST", "/v1/batches", [], 400, None),
     ],
 )
-def test_errors_have_the_form_of_openais(http, method, address, body, status, param):
+def test_errors_have_the_format_of_openai(http, method, address, body, status, param):
     answer = http.request(method, address, json=body)
     assert answer.status_code == status
     assert answer.json().keys() == {"error"}
@@ -246,7 +246,7 @@ def test_errors_have_the_form_of_openais(http, method, address, body, status, pa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_schema_holds_and_a_wrong_one_is_refused(client, stream):
+def test_answer_follows_its_json_schema_and_a_bad_schema_is_refused(client, stream):
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}}}
     answer = chat(client, response_format=form, max_tokens=200, stream=stream)
@@ -277,7 +277,7 @@ def test_cold_model_refuses_requests_that_do_not_wait(client, http):
     assert chat(client, model="shy").choices  # the model is loaded now, so this request need not wait
 
 
-def test_late_request_is_refused_unless_its_client_waits(client):
+def test_request_that_would_be_late_is_refused_unless_it_may_wait(client):
     with pytest.raises(openai.InternalServerError) as refused:
         chat(client, model="swift", stream=True)
     assert (refused.value.status_code, refused.value.code) == (503, "objective_unreachable")
@@ -371,7 +371,7 @@ def leave(gateway, kind, *, stream):
 
 
 @pytest.mark.long
-def test_leaving_clients_and_batches_end_no_library(world, gateway, http, client):
+def test_libraries_survive_client_disconnects_and_a_cancelled_batch(world, gateway, http, client):
     """Other clients keep their stream, their model and its cache."""
     chat(client)  # the process from which libraries are forked has started
     load_slowly(world, http, body_of("chat", max_tokens=2), body_of("embeddings", count=1))
@@ -402,7 +402,7 @@ def test_leaving_clients_and_batches_end_no_library(world, gateway, http, client
 # ---- pages and figures
 
 
-def test_page_loads_nothing_from_elsewhere_and_its_figures_are_live(client, http):
+def test_page_loads_nothing_from_other_sites_and_updates_live(client, http):
     chat(client)
     page = http.get("/")
     assert page.headers["content-type"].startswith("text/html")

@@ -82,7 +82,7 @@ def test_error_of_a_models_file_names_its_line_and_its_setting(text, said):
 
 
 @pytest.mark.parametrize(("named", "meant"), [("fp16", "float16"), ("bf16", "bfloat16"), ("float32", "float32")])
-def test_dtype_may_have_its_usual_short_name(tmp_path, named, meant):
+def test_short_name_of_a_dtype_means_the_same_as_its_full_name(tmp_path, named, meant):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     short, long = (
@@ -92,7 +92,7 @@ def test_dtype_may_have_its_usual_short_name(tmp_path, named, meant):
 
 
 @pytest.mark.parametrize("architecture", ["BertModel", "XLMRobertaForMaskedLM", "T5EncoderModel"])
-def test_encoder_without_its_kind_is_refused(tmp_path, architecture):
+def test_encoder_model_without_the_embedding_kind_is_refused(tmp_path, architecture):
     (tmp_path / "enc").mkdir()
     (tmp_path / "enc" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     with pytest.raises(ConfigError, match=rf"\[models.a\] .*enc is an encoder \({architecture}\)"):
@@ -163,7 +163,7 @@ def test_key_file_that_others_may_read_or_is_damaged_is_refused(tmp_path):
         file.read()
 
 
-def test_ended_request_frees_its_place(tmp_path):
+def test_ended_request_frees_its_place_in_the_concurrency_limit(tmp_path):
     file = KeyFile(tmp_path / "keys.json")
     guard = Guard(file)
     key = file.add("ana", KeyLimits(concurrent=1))
@@ -206,7 +206,7 @@ def asked(endpoint=Endpoint.CHAT, **body):
     return parse_model_request(json.dumps({"model": "m", **words, **body}).encode(), endpoint=endpoint, name="r1")
 
 
-def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
+def test_each_choice_of_each_prompt_gets_its_own_seed():
     found = asked(Endpoint.COMPLETIONS, prompt=["a", "b"], n=2, seed=7)
     assert [(one.texts, one.sampling.seed) for one in found.choices] == [
         (("a",), 7), (("a",), 8), (("b",), 9), (("b",), 10),
@@ -219,7 +219,7 @@ def test_each_choice_of_each_prompt_is_a_request_with_its_seed():
     assert not asked(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
 
 
-def test_abandoned_request_counts_its_requested_tokens():
+def test_abandoned_request_counts_its_prompt_and_maximum_tokens():
     two = asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)
     assert estimate_request_tokens(two) == (10, 100)
     assert estimate_request_tokens(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == (2, 10)
@@ -243,7 +243,7 @@ def test_impossible_best_of_is_refused(body, says):
 
 
 @pytest.mark.parametrize(("prompts", "number", "param"), [(129, None, "prompt"), (65, 2, "n")])
-def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, param):
+def test_error_for_too_many_choices_names_the_field_at_fault(prompts, number, param):
     with pytest.raises(RequestRefused) as refused:
         asked(Endpoint.COMPLETIONS, prompt=["a"] * prompts, n=number)
     assert refused.value.error.param == param
@@ -259,7 +259,7 @@ def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, pa
         ({"tempreature": 1}, "tempreature"),
     ],
 )  # fmt: skip
-def test_unsupported_request_is_refused_by_field(body, param):
+def test_error_for_an_unsupported_request_names_the_field(body, param):
     with pytest.raises(RequestRefused) as refused:
         asked(**body)
     assert refused.value.error.param == param
@@ -355,7 +355,7 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
 # ---- addresses
 
 
-def test_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monkeypatch):
+def test_gateway_reuses_its_port_and_a_second_gateway_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     place = GatewayPlace("", tmp_path / "models.toml")
     assert place.take() == GatewayState()
@@ -390,7 +390,7 @@ def test_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatc
         assert first.getsockname()[1] != port
 
 
-def test_unix_socket_is_private_and_replaces_a_dead_one(tmp_path):
+def test_unix_socket_is_private_and_replaces_that_of_a_dead_gateway(tmp_path):
     path = str(tmp_path / "s")
     listen_on_path(path).close()  # as a killed gateway leaves the socket
     with listen_on_path(path) as listener:
@@ -434,7 +434,7 @@ def test_wrong_batch_body_names_its_field(fields, param, code):
     assert (refused.value.error.param, refused.value.error.code, refused.value.error.status) == (param, code, 400)
 
 
-def test_full_disk_is_named_and_leaves_no_partial_file(tmp_path):
+def test_full_disk_is_reported_and_failed_upload_leaves_no_file(tmp_path):
     error = OSError(errno.ENOSPC, "No space left on device", "/x")
     refusal = refusal_of(error)
     assert (refusal.error.status, refusal.error.code, refusal.retry_after_s > 0) == (507, "disk_full", True)

@@ -85,13 +85,13 @@ def test_unsupported_response_field_is_refused(fields, param):
     assert refused.value.error.message.startswith(param)
 
 
-def test_fields_of_a_service_are_ignored_and_noted():
+def test_store_and_include_fields_are_ignored_and_reported():
     noted = []
     chat_request({"model": "m", "input": "Hi", "store": False, "include": []}, ignored=noted.append)
     assert noted == ["store", "include"]
 
 
-def test_events_add_up_to_the_response():
+def test_streamed_events_add_up_to_the_whole_response():
     _, repeated = chat_request({"model": "m", "input": "Hi", "tools": [TOOL], "text": None}, ignored=lambda _: None)
     events = ResponseEvents(repeated, name="n", model="m", created=1)
     pieces = [
@@ -119,7 +119,7 @@ def test_events_add_up_to_the_response():
     assert strict(Response.model_validate(body, strict=True)) == done
 
 
-def test_cut_response_is_incomplete():
+def test_response_cut_at_its_token_limit_is_marked_incomplete():
     _, repeated = chat_request({"model": "m", "input": "Hi"}, ignored=lambda _: None)
     events = ResponseEvents(repeated, name="n", model="m", created=1)
     *_, last = events_of(events.events(0, [TextBegun(5), "So", TextEnded("length", 1)]) + events.end())

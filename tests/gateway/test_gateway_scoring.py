@@ -23,7 +23,7 @@ from stoker.apps.gateway.scoring import RERANK, SCORE, read_scoring
         (RERANK, {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
     ],
 )
-def test_wrong_score_requests_are_refused_by_field(address, body, param):
+def test_error_for_a_wrong_score_request_names_the_field(address, body, param):
     with pytest.raises(RequestRefused) as refused:
         read_scoring(json.dumps({"model": "m", **body}).encode(), address, name="r")
     assert refused.value.error.param == param

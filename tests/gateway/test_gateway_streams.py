@@ -51,7 +51,7 @@ def code_of(event):
 
 
 @in_loop
-async def test_error_before_the_first_piece_is_raised_and_has_a_status():
+async def test_error_before_the_first_piece_is_raised_and_not_streamed():
     answer = answer_of(fails())
     with pytest.raises(ContextError, match="out of memory"):
         await answer.begin()
@@ -60,7 +60,7 @@ async def test_error_before_the_first_piece_is_raised_and_has_a_status():
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "between two pieces"])
 @in_loop
-async def test_abandoned_stream_counts_until_its_calls_end(waits):
+async def test_abandoned_stream_counts_as_running_until_its_calls_end(waits):
     use = KeyUse(running=1)
     answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
     await answer.begin()
@@ -103,7 +103,7 @@ async def test_error_after_a_comment_is_the_last_event(monkeypatch):
     assert code_of(error) == "model_unavailable"
 
 
-def test_stream_without_pieces_sends_comments_for_proxies(monkeypatch):
+def test_stream_that_waits_for_a_piece_sends_comments(monkeypatch):
     monkeypatch.setattr(wire, "_SILENT_S", 0.0)
     sent, commented, left = [], asyncio.Event(), []
 
@@ -127,7 +127,7 @@ def test_stream_without_pieces_sends_comments_for_proxies(monkeypatch):
 
 
 @in_loop
-async def test_error_of_a_loaded_model_has_a_status_for_longer(monkeypatch):
+async def test_stream_of_a_loaded_model_delays_its_headers_for_longer(monkeypatch):
     monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
     monkeypatch.setattr(streaming, "_HOT_HEADERS_S", 1000.0)
     fail = asyncio.Event()

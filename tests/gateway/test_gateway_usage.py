@@ -80,7 +80,7 @@ def test_usage_file_is_readable_by_its_owner_alone(file):
     assert file.path.stat().st_mode & 0o077 == 0
 
 
-def test_locked_file_is_written_later(file, caplog):
+def test_usage_is_written_after_the_lock_on_its_file_ends(file, caplog):
     file.add({(today(), "ana", "small"): UsageCount(1)})
     recorder = UsageRecorder(file)
     holder = subprocess.Popen(
@@ -98,7 +98,7 @@ def test_locked_file_is_written_later(file, caplog):
     assert requests_in(file) == {("ana", "small"): 4}
 
 
-def test_unwritable_file_loses_no_count(file, caplog):
+def test_unwritable_usage_file_loses_no_count(file, caplog):
     recorder = UsageRecorder(file)
     file.path.parent.mkdir()
     file.path.mkdir()
@@ -145,7 +145,7 @@ def test_each_request_is_counted_once_with_its_outcome(file):
 @pytest.mark.parametrize(
     ("given", "param"), [({"by": "hour"}, "by"), ({"since": "monday"}, "since"), ({"models": "x"}, "models")]
 )
-def test_unknown_report_is_refused_by_its_filter(given, param):
+def test_error_for_an_unknown_usage_filter_names_the_filter(given, param):
     with pytest.raises(RequestRefused) as refused:
         read_query(given)
     assert refused.value.error.param == param
@@ -260,7 +260,7 @@ async def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
         guard.begin(guard.caller_by_key_name("ana"), used=KeyLimits.limits_for_batches)
 
 
-def test_mistakes_with_groups_are_refused(keys):
+def test_invalid_changes_to_key_groups_are_refused(keys):
     with pytest.raises(ConfigError, match="there is no group lab1; make it first: stoker serve groups set lab1"):
         keys.add("ana", KeyLimits(), group="lab1")
     with pytest.raises(ConfigError, match="is not a name for a group"):
@@ -282,7 +282,7 @@ def serve(*words: str):
     return CliRunner().invoke(cli.command, list(words))
 
 
-def test_usage_is_a_table_json_or_csv(tmp_path, monkeypatch):
+def test_usage_command_prints_a_table_json_or_csv(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path))
     assert "no requests since" in serve("usage").output
     UsageFile.usual().add(
@@ -302,7 +302,7 @@ def test_usage_is_a_table_json_or_csv(tmp_path, monkeypatch):
     assert "is not a time" in serve("usage", "--since", "monday").output
 
 
-def test_keys_and_groups_on_the_command_line(tmp_path, monkeypatch):
+def test_command_line_manages_keys_and_groups(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path))
     assert "there are no groups" in serve("groups", "list").output
     assert "100 tokens a minute" in serve("groups", "set", "lab1", "--tokens-per-minute", "100").output
@@ -317,7 +317,7 @@ def test_keys_and_groups_on_the_command_line(tmp_path, monkeypatch):
     assert (group["name"], group["keys"], group["limits"]["tokens_per_minute"]) == ("lab1", ["ana"], 100)
 
 
-def test_usage_names_a_file_of_another_kind(tmp_path, monkeypatch):
+def test_usage_command_reports_a_database_without_its_table(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path))
     UsageFile.usual().path.parent.mkdir()
     with closing(sqlite3.connect(UsageFile.usual().path)) as database:

@@ -101,7 +101,7 @@ def row_of_status(gateway):
 
 
 @pytest.mark.slow
-def test_figures_usage_and_files_are_those_of_all_workers(gateway, connect, key, world):
+def test_each_worker_shows_metrics_usage_and_files_of_all_workers(gateway, connect, key, world):
     own = key(name="eve")  # a name that no other test counts
     [(_, one), (_, two)] = connect(own)
     done = "stoker_gateway_requests_total"
@@ -207,7 +207,7 @@ def test_workers_end_with_a_gateway_that_is_stopped(gateway, connect, number):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_hung_worker_delays_no_figures_of_others(gateway, connect):
+def test_hung_worker_does_not_delay_metrics_of_other_workers(gateway, connect):
     [(pid, _), (_, two)] = connect()
     psutil.Process(pid).suspend()
     try:
@@ -248,7 +248,7 @@ async def test_failing_workers_restart_after_growing_pauses(tmp_path, monkeypatc
 
 
 @in_loop
-async def test_calls_between_processes_return_fail_and_are_cancelled():
+async def test_calls_between_processes_return_raise_or_are_cancelled():
     here, there = socket.socketpair()
     begun, cancelled = asyncio.Event(), asyncio.Event()
 

@@ -31,7 +31,7 @@ def known(peers: Peers) -> dict[str, str]:
     return {pilot.pilot: pilot.block for pilot in client.status().pilots}
 
 
-def test_block_keys_are_valid_for_one_block_and_private(folder: SessionFolder) -> None:
+def test_each_block_has_its_own_private_key(folder: SessionFolder) -> None:
     for block in ("b1", "b2"):
         pilot_command.issue_block_key(folder, block)
     first = folder.read_block_key("b1")
@@ -75,7 +75,7 @@ def test_revoked_key_is_refused(of_block: Peers, peers: Peers, folder: SessionFo
     assert known(peers) == {"n1": "b1"}
 
 
-def test_restarted_manager_knows_the_keys_in_use(
+def test_restarted_manager_refuses_the_key_of_another_block(
     of_block: Peers, peers: Peers, manager: Manager, folder: SessionFolder
 ) -> None:
     victim = of_block("b1", "n1~0123456789abcdef")

@@ -32,7 +32,9 @@ def manager(folder: SessionFolder, jump: Callable[[float], object]) -> Iterator[
     made.close()
 
 
-def test_clock_jump_of_an_hour_changes_nothing(manager: Manager, jump: Callable[[float], object], peers: Peers) -> None:
+def test_clock_jump_of_an_hour_loses_no_connected_pilot(
+    manager: Manager, jump: Callable[[float], object], peers: Peers
+) -> None:
     [client] = welcomed(peers, "client")
 
     def joined() -> Peer:
@@ -75,7 +77,7 @@ def waiting_due_in_s(client: Peer) -> list[float | None]:
 
 
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
-def test_deadlines_stay_in_seconds_across_jumps_and_restarts(
+def test_deadlines_stay_correct_across_clock_jumps_and_restarts(
     manager: Manager, jump: Callable[[float], object], peers: Peers, jump_s: int
 ) -> None:
     [client] = welcomed(peers, "client")
@@ -96,7 +98,7 @@ def test_deadlines_stay_in_seconds_across_jumps_and_restarts(
     assert before - 30 < after < before
 
 
-def test_clock_continues_while_the_machine_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_clock_ignores_a_jump_of_the_system_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "clock"
     first, really = Clock(file=file), time.time
     monkeypatch.setattr(time, "time", lambda: really() + 7200)

@@ -229,7 +229,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
     assert found.difference is None
 
 
-def test_killed_snapshot_child_costs_nothing(
+def test_killed_snapshot_process_loses_no_call(
     compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder
 ) -> None:
     manager = compacting("half a snapshot")
@@ -249,7 +249,7 @@ def test_killed_snapshot_child_costs_nothing(
     assert core.state.done == 180
 
 
-def test_segment_without_its_snapshot_is_reported(tmp_path: Path, folder: SessionFolder) -> None:
+def test_missing_beginning_of_a_compacted_journal_is_reported(tmp_path: Path, folder: SessionFolder) -> None:
     from stoker.manager.core.events import TimerFired
     from stoker.manager.live import journal
 

@@ -55,7 +55,7 @@ def saved(core: Core, path: Path) -> Path:
     return path
 
 
-def test_snapshot_names_its_segment_and_certain_facts(toy: Toy, tmp_path: Path) -> None:
+def test_snapshot_contains_its_segment_and_unacknowledged_results(toy: Toy, tmp_path: Path) -> None:
     path = saved(toy.core, tmp_path / "journal.000002.snapshot")
     found = snapshot.read(path)
     assert found.head.segment == HEAD
@@ -73,7 +73,7 @@ def shot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 0.9999), st.none() | st.integers(0, 7))
-def test_flipped_bit_or_lost_end_is_detected(shot: Path, where: float, bit: int | None) -> None:
+def test_snapshot_with_a_flipped_bit_or_lost_end_is_unreadable(shot: Path, where: float, bit: int | None) -> None:
     data = bytearray(shot.read_bytes())
     at = int(where * len(data))
     if bit is None:
@@ -94,7 +94,7 @@ class Evil:
 @pytest.mark.parametrize(
     "thing", [Evil(), os.system, eval, Path("/"), io.BytesIO(), Policies.__init__, pickle.Unpickler, lambda: 1]
 )
-def test_only_typed_state_and_messages_are_written_and_loaded(thing: object) -> None:
+def test_snapshot_refuses_objects_other_than_state_and_messages(thing: object) -> None:
     with pytest.raises(Unsaveable):
         snapshot.dump([thing], io.BytesIO())
     try:
@@ -114,7 +114,7 @@ def classes_of(annotation: object, found: set[type]) -> None:
         classes_of(each, found)
 
 
-def test_all_contents_of_messages_can_be_written() -> None:
+def test_snapshot_can_contain_every_type_used_in_messages() -> None:
     found: set[type] = set()
     for kind in (to_manager.FromClient, to_manager.FromPilot):
         classes_of(kind, found)
@@ -123,7 +123,7 @@ def test_all_contents_of_messages_can_be_written() -> None:
         snapshot.dump([each], io.BytesIO())
 
 
-def test_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
+def test_snapshot_of_a_class_with_other_fields_is_refused(toy: Toy, tmp_path: Path) -> None:
     found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
     layout = {**found.head.layout, "stoker.manager.core.nouns:Client": ["id", "shoe_size"]}
     with pytest.raises(Unreadable, match="the fields of Client have changed"):
@@ -178,7 +178,7 @@ def test_manager_starts_from_the_newest_readable_snapshot(toy: Toy, tmp_path: Pa
     assert len([text for text in came.notices if "cannot be read" in text]) == 1
 
 
-def test_certain_facts_are_kept_if_the_beginning_is_lost(toy: Toy, tmp_path: Path) -> None:
+def test_ended_calls_survive_a_lost_journal_beginning(toy: Toy, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lived(path, toy, cut_at=len(toy.past) - 5).close()
     records.numbered_segment_path(path, 1).unlink()
@@ -238,7 +238,7 @@ def other(residency: LoadWhereWanted) -> Policies:
     return Policies(dispatch=HottestFirst(), residency=residency, provisioning=KeepBlocks())
 
 
-def test_same_version_continues_despite_a_different_decision(toy: Toy, tmp_path: Path) -> None:
+def test_manager_continues_although_a_replay_decides_differently(toy: Toy, tmp_path: Path) -> None:
     lived(tmp_path / "journal", toy, cut_at=-1, policies=other(Idle())).close()
     came = restore_manager(tmp_path / "journal", "k3v9", default_policies())
     assert came.core is not None

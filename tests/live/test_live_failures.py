@@ -50,7 +50,7 @@ def ended_by(manager: Manager, client: Peer, frame: bytes) -> int:
     return manager.ended()
 
 
-def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: Peers) -> None:
+def test_message_that_crashes_the_manager_cancels_only_its_calls(failing: Manager, peers: Peers) -> None:
     client, pilot = welcomed(peers, "client", "pilot")
     client.send(
         say.DefineRecipe(BARE),
@@ -83,7 +83,7 @@ def test_message_that_crashes_the_core_costs_its_calls(failing: Manager, peers: 
     assert failing.process.poll() is None, "the repeated message is not handled again"
 
 
-def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, peers: Peers) -> None:
+def test_client_that_crashes_the_manager_repeatedly_is_refused(failing: Manager, peers: Peers) -> None:
     client = peers("client")
     client.hear(to_client.ClientWelcome)  # the call numbers show that this client is the first
     other = peers("client")
@@ -96,7 +96,7 @@ def test_client_that_crashes_the_core_repeatedly_is_refused(failing: Manager, pe
     hello(other)
 
 
-def test_unanswerable_question_has_no_effect(failing: Manager, peers: Peers) -> None:
+def test_question_that_the_manager_cannot_answer_is_refused(failing: Manager, peers: Peers) -> None:
     [client] = welcomed(peers, "client")
     client.send(say.AskStory("boom"), numbered=False)
     assert client.status().refused == {"question that the manager could not answer": 1}

@@ -159,7 +159,7 @@ def test_status_and_stories_show_why_no_block_is_submitted(peers: Peers) -> None
 
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
-def test_log_of_an_earlier_process_is_not_reported(folder: SessionFolder) -> None:
+def test_report_leaves_out_log_lines_of_an_earlier_factory(folder: SessionFolder) -> None:
     (folder.path / "factory.log").write_text("2026-01-01 00:00:00,000 INFO somebody else's word\n")
     turned = HelperHarness(folder)
     os.kill(turned.pid, signal.SIGSTOP)
@@ -200,7 +200,7 @@ def test_manager_with_progress_is_always_restarted(tmp_path: Path) -> None:
     assert [lives(restarts, tmp_path / "progress", does=True) for _ in range(50)] == [0.0] * 50
 
 
-def test_old_deaths_of_a_helper_do_not_count(tmp_path: Path) -> None:
+def test_helper_that_dies_rarely_is_always_restarted(tmp_path: Path) -> None:
     clock = Clock()
     restarts = Restarts(tmp_path / "progress", clock=clock)
     for _ in range(20):
@@ -208,12 +208,12 @@ def test_old_deaths_of_a_helper_do_not_count(tmp_path: Path) -> None:
         clock.now += 20.0
 
 
-def test_full_disk_for_the_progress_note_has_no_effect(tmp_path: Path) -> None:
+def test_unwritable_progress_file_is_ignored(tmp_path: Path) -> None:
     RestartProgress(tmp_path / "no folder" / "progress", done=0).mark_first_completed_call(1)
 
 
 @pytest.mark.parametrize("says_hello", [True, False])
-def test_factory_that_said_hello_restarts_without_pause(folder: SessionFolder, says_hello: bool) -> None:
+def test_factory_that_connected_before_it_died_restarts_at_once(folder: SessionFolder, says_hello: bool) -> None:
     attendant = Attendant(folder, "this", is_heard=lambda: says_hello, hello_limit_s=100.0)
     now, pids = 1000.0, set()
     for _ in range(4):

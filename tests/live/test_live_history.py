@@ -40,7 +40,7 @@ def of(source: str) -> Availability:
         store.close()
 
 
-def test_each_record_has_its_file() -> None:
+def test_each_kind_of_record_is_stored_and_read_back() -> None:
     history, key = History(session="k3v9"), RecipeKey("r")
     history.record(RecordLoad(key, "llm", "cpu", 1.0, 9.0, 5, 6, 0))
     history.record(RecordRuns(key, "verify", "cpu", 4, 8.0))
@@ -75,7 +75,9 @@ def folder(folder: SessionFolder) -> SessionFolder:
     return folder
 
 
-def test_source_is_recorded_while_the_manager_runs(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
+def test_wait_and_boot_time_of_a_pilot_source_are_recorded(
+    folder: SessionFolder, manager: Manager, peers: Peers
+) -> None:
     [client] = welcomed(peers, "client")
     until(lambda: of("here").waits, seconds=60, what="a pilot of the source")
     client.send(say.EndSession("test is over"))

@@ -145,7 +145,7 @@ def test_flipped_bit_loses_one_record(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1_000_000), st.integers(1, 600), st.sampled_from(("zeros", "ones", "noise", "gone", "again")))
-def test_arbitrary_damage_of_a_part_fails_no_reader(
+def test_journal_is_readable_and_writable_after_arbitrary_damage(
     tmp_path_factory: pytest.TempPathFactory, seed: int, length: int, how: str
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
@@ -272,7 +272,7 @@ def test_damaged_and_truncated_file_replays_equally_each_time(tmp_path: Path) ->
         book.close()
 
 
-def test_damaged_end_that_was_not_truncated_is_a_gap(path: Path) -> None:
+def test_damaged_last_record_of_full_length_counts_as_lost(path: Path) -> None:
     written(path)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -317,7 +317,7 @@ class Managed:
 
 
 @pytest.mark.parametrize("record", [b"client-hello", b"decided"])
-def test_damaged_record_shifts_no_later_comparison(path: Path, record: bytes) -> None:
+def test_damaged_record_does_not_shift_the_replay_comparison(path: Path, record: bytes) -> None:
     live = Managed(path)
     live.hello("ana")
     live.hello("bob")
@@ -365,7 +365,7 @@ def test_damaged_beginning_loses_its_content_but_not_the_session(path: Path, spo
     assert abs(came.core.state.started_at - here[0][0]) <= 1.0
 
 
-def test_journal_of_only_zero_bytes_has_lost_its_records(path: Path) -> None:
+def test_session_continues_after_its_journal_became_zero_bytes(path: Path) -> None:
     written(path)
     path.write_bytes(bytes(path.stat().st_size))
     written_at = path.stat().st_mtime
@@ -380,7 +380,7 @@ def test_journal_of_only_zero_bytes_has_lost_its_records(path: Path) -> None:
     assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
 
 
-def test_damaged_file_with_a_later_number_is_ignored(tmp_path: Path) -> None:
+def test_damaged_journal_file_after_the_file_in_use_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
     (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after the file in use
@@ -395,7 +395,7 @@ def test_journal_of_another_version_is_refused(path: Path) -> None:
         restore_manager(path, "test", default_policies())
 
 
-def test_frames_after_a_gap_are_accepted(path: Path) -> None:
+def test_client_frames_after_a_lost_record_are_accepted(path: Path) -> None:
     book = journal.Journal(path)
     book.write(0.0, FromClient("ana", 0, [say.ClientHello(wire.VERSION, "test")]))  # type: ignore[arg-type]
     for number in range(1, 6):

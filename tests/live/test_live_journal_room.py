@@ -122,7 +122,9 @@ def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer
     return client, pilot
 
 
-def test_session_ends_with_its_program_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+def test_client_that_leaves_ends_its_session_on_a_full_disk(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
     client, pilot = fill_up(manager, peers, folder)
     client.close()
     assert pilot.hear(to_pilot.Exit).reason == "its client is gone"
@@ -158,7 +160,7 @@ def manager_with_full_buffer(folder: SessionFolder) -> Iterator[Manager]:
     manager.close()
 
 
-def test_down_ends_a_session_whose_manager_reads_nothing(
+def test_down_command_ends_a_session_whose_manager_reads_nothing(
     manager_with_full_buffer: Manager, folder: SessionFolder, peers: Peers
 ) -> None:
     client, pilot = fill_up(manager_with_full_buffer, peers, folder)
@@ -173,7 +175,7 @@ def test_down_ends_a_session_whose_manager_reads_nothing(
     assert not folder.asked_to_end.exists()
 
 
-def test_pilot_is_kept_while_its_hello_is_unread(
+def test_pilot_is_not_declared_lost_while_its_hello_is_unread(
     manager_with_full_buffer: Manager, folder: SessionFolder, peers: Peers
 ) -> None:
     client, pilot = fill_up(manager_with_full_buffer, peers, folder)
@@ -243,7 +245,7 @@ def test_disk_trouble_is_reported_with_advice(tmp_path: Path, code: int, said: s
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_records_that_could_not_be_written_are_written_once(tmp_path: Path, sync: bool) -> None:
+def test_records_that_failed_to_write_are_later_written_once(tmp_path: Path, sync: bool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for more in range(1, 50, 7):
         path = tmp_path / f"journal-{more}"
@@ -291,7 +293,7 @@ def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]
         yield started
 
 
-def test_messages_wait_for_a_sync_shared_by_many_turns(start: Callable[..., Disk], peers: Peers) -> None:
+def test_messages_of_many_turns_wait_for_one_disk_sync(start: Callable[..., Disk], peers: Peers) -> None:
     disk = start("--detached")
     client = peers("client")
     assert client.silent(0.5), "its hello is not on the disk yet"

@@ -36,7 +36,7 @@ def logger(path: Path, **options: int) -> logging.Logger:
     return made
 
 
-def test_full_log_restarts_with_its_last_lines(tmp_path: Path) -> None:
+def test_full_log_file_is_replaced_by_its_last_lines(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     log = logger(path, most_bytes=200_000)
     for number in range(20_000):
@@ -67,7 +67,7 @@ def test_several_processes_write_and_print_into_one_log(tmp_path: Path) -> None:
     assert path.stat().st_size < 150_000
 
 
-def test_late_process_prints_into_the_new_log_file(tmp_path: Path) -> None:
+def test_process_with_the_old_log_open_prints_into_the_new_log(tmp_path: Path) -> None:
     path = tmp_path / "manager.log"
     late = """
 import sys
@@ -96,7 +96,7 @@ def test_unwritable_log_affects_nothing_else(tmp_path: Path, capsys: pytest.Capt
     assert not capsys.readouterr().err
 
 
-def test_middle_of_a_library_log_is_removed_and_offsets_stay(tmp_path: Path) -> None:
+def test_removing_the_middle_of_a_library_log_keeps_offsets(tmp_path: Path) -> None:
     path = tmp_path / "lib-1.log"
     with path.open("wb") as file:
         for number in range(40):

@@ -96,7 +96,7 @@ def test_bytes_that_are_no_hello_get_no_answer(client: Peer, pilot: Peer, peers:
     assert client.status().queued == 0
 
 
-def test_hellos_and_refusals_have_the_format_of_every_version(folder: SessionFolder) -> None:
+def test_hellos_and_refusals_keep_one_format_in_every_version(folder: SessionFolder) -> None:
     hellos = [pilot_hello("test"), say.ClientHello(wire.VERSION, "test")]
     for hello in hellos:
         sequence, [plain] = msgspec.msgpack.decode(wire.encode([hello]))
@@ -274,7 +274,7 @@ def test_acknowledgement_without_a_frame_is_sent_alone() -> None:
 # ---- discarding
 
 
-def test_only_the_file_of_the_result_is_removed(folder: SessionFolder) -> None:
+def test_discarding_a_result_removes_only_its_own_file(folder: SessionFolder) -> None:
     result, other = folder.objects / "result-1", folder.objects / "weights"
     for file in (result, other, folder.path / "result-2"):
         file.touch()

@@ -55,7 +55,7 @@ def test_later_record_of_a_node_is_kept() -> None:
     store.close()
 
 
-def test_old_records_are_removed() -> None:
+def test_old_node_records_are_removed() -> None:
     kept(record("n1", age_s=FORGET_NODE_S + 60.0), record("n2"))
     assert [each.node for each in node_store.excluded_nodes()] == ["n2"]
     store = NodeStore()
@@ -76,7 +76,7 @@ def test_store_reports_only_changes_of_other_processes() -> None:
     other.close()
 
 
-def test_one_of_two_sessions_probes_a_node() -> None:
+def test_only_one_of_two_sessions_claims_the_probe_of_a_bad_node() -> None:
     bad = record(age_s=100.0)
     kept(bad)
     one, other = NodeStore(), NodeStore()
@@ -128,7 +128,7 @@ def factory_of(peers: Peers) -> tuple[Peer, tuple[KnownBlock, ...]]:
     return factory, known
 
 
-def test_bad_node_is_kept_for_later_sessions(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
+def test_bad_node_stays_excluded_in_later_sessions(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
     factory, _ = factory_of(peers)
     [client] = welcomed(peers, "client")
     pilot = peers("pilot", hello=False)

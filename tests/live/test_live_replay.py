@@ -28,7 +28,7 @@ def members(union: object) -> set[type]:
     return set(union.__args__)  # type: ignore[attr-defined]
 
 
-def test_each_command_is_a_decision_or_no_decision() -> None:
+def test_every_command_type_is_listed_as_a_decision_or_not() -> None:
     known = {to_pilot.RunCalls, to_client.Results, *TO_PILOT, *TO_CLIENT, *OF_SHELL, *NO_DECISIONS}
     every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(core_events.Command) - {ToPilot, ToClient}
     assert known == every
@@ -46,14 +46,14 @@ def test_each_command_is_a_decision_or_no_decision() -> None:
         ([to_pilot.Ack(4), to_pilot.TakeBack(1, 2)], [to_pilot.TakeBack(1, 2), to_pilot.Ack(9)], True),
     ],
 )  # fmt: skip
-def test_checked_commands_are_the_decisions_of_the_core(one: list[object], other: list[object], same: bool) -> None:
+def test_checksum_changes_only_with_decisions_of_the_core(one: list[object], other: list[object], same: bool) -> None:
     def check(messages: list[object]) -> int:
         return decision_checksum([ToPilot("p", message) for message in messages])  # type: ignore[arg-type]
 
     assert (check(one) == check(other)) is same
 
 
-def test_receiver_is_part_of_the_decision() -> None:
+def test_checksum_of_a_decision_includes_its_receiver() -> None:
     said = to_pilot.TakeBack(1, 2)  # type: ignore[arg-type]
     assert decision_checksum([ToPilot("a", said)]) != decision_checksum([ToPilot("b", said)])  # type: ignore[arg-type]
     assert decision_checksum([SetTimer(1.0, "k")]) != decision_checksum([SetTimer(1.0 + 1e-9, "k")])
@@ -143,7 +143,9 @@ def test_replay_with_other_policies_names_the_first_difference(lived: SessionFol
     assert any("CallsEnded" in line or "LibraryReady" in line or "Submit" in line for line in found.happened)
 
 
-def test_killed_manager_continues_its_checks(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+def test_restarted_manager_continues_to_record_decision_checks(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
     client, pilot = welcomed(peers, "client", "pilot")
     client.define()
     client.send(say.Submit("f", "bare", [CallSpec(n, b"") for n in range(2)]))  # type: ignore[arg-type]
@@ -170,7 +172,7 @@ class Careless(HottestFirst):
         raise ZeroDivisionError("nothing to divide by")
 
 
-def test_policy_that_raises_is_reported_with_its_own_lines(lived: SessionFolder) -> None:
+def test_replay_error_shows_the_lines_of_a_policy_that_raises(lived: SessionFolder) -> None:
     with pytest.raises(SessionError) as caught:
         replayed(lived, dispatched_by(Careless()))
     first, *rest = str(caught.value).splitlines()
@@ -196,7 +198,7 @@ def test_empty_journal_is_reported(path: Path) -> None:
         verify(path, session="test", policies=default_policies())
 
 
-def test_checks_belong_to_the_events_of_their_decisions(path: Path) -> None:
+def test_each_journal_check_belongs_to_the_event_of_its_decision(path: Path) -> None:
     for manager in range(3):
         book = journal.Journal(path)
         for number in range(200):

@@ -189,7 +189,7 @@ def test_wait_for_a_snapshot_is_limited_to_its_creation_time(hosts: Hosts) -> No
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
+def test_model_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
     for name in ("torch", "transformers"):
         pytest.importorskip(name)
     told = tmp_path / "told"

@@ -43,7 +43,7 @@ def stranger(folder: SessionFolder, manager: Manager, tmp_path: Path) -> Session
     return copy
 
 
-def test_pilot_without_the_key_ends_and_says_why(stranger: SessionFolder, peers: Peers, tmp_path: Path) -> None:
+def test_pilot_with_a_wrong_key_ends_and_logs_the_reason(stranger: SessionFolder, peers: Peers, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(stranger.path), "--devices", "cpu:1"]
     began = time.monotonic()
     pilot = subprocess.Popen(
@@ -86,7 +86,7 @@ def dealer_to(address: str, *, server: KeyPair) -> Dealer:
     return Dealer(address, name="p", keys=keys, log=logging.getLogger("test"))
 
 
-def test_connection_survives_an_unknown_service_on_the_manager_port(listen) -> None:
+def test_peer_reconnects_after_another_service_held_the_port(listen) -> None:
     ours = key_pair()
 
     def comes_back() -> bool:
@@ -142,7 +142,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_every_reader_refuses_unreadable_bytes_with_its_own_error(name: str) -> None:
+def test_every_decoder_raises_protocol_error_on_unreadable_bytes(name: str) -> None:
     for reader in (
         wire.from_client_decoder(), wire.from_pilot(), wire.to_pilot_decoder(), wire.to_client_decoder(),
         wire.to_library_decoder(), wire.to_agent_decoder(),
@@ -275,7 +275,7 @@ def test_peers_without_a_new_connection_are_declared_lost(cut: PeerWatch) -> Non
     assert given_up(cut, seconds=6.0, may_be_back=False) == {"program"}
 
 
-def test_time_without_reading_is_not_counted_for_the_first_client() -> None:
+def test_wait_for_the_first_client_excludes_time_without_reading() -> None:
     watch = PeerWatch(Patience())
     watch.expect_first_client(0.0)
     watch.restart_silence_limits(1.0)

@@ -194,7 +194,7 @@ def test_calls_report_to_parsl_monitoring_by_the_chosen_radio(load, tmp_path, mo
 
 
 @pytest.mark.parametrize("mode", ["task_exit", pytest.param("manual", marks=pytest.mark.long)])
-def test_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode):
+def test_result_that_parsl_cannot_checkpoint_reaches_the_caller(load, tmp_path, caplog, mode):
     from parsl.utils import get_all_checkpoints
 
     @python_app(cache=True)
@@ -240,7 +240,7 @@ def test_executor_runs_without_a_parsl_dataflow_kernel(tmp_path, local, processe
         executor.submit(pow, {}, 2, 10)
 
 
-def test_cleanup_with_running_calls_ends_everything(load, tmp_path, processes_of, until):
+def test_cleanup_ends_running_calls_processes_and_threads(load, tmp_path, processes_of, until):
     before = set(threading.enumerate())  # threads of models in libraries of other tests
     executor = load()
     running = [nap(3600) for _ in range(5)]  # the cleanup does not wait for them

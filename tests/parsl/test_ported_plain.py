@@ -74,7 +74,9 @@ def walled(number: int, walltime: float = 30.0) -> int:
 
 
 @pytest.mark.parametrize("function", [bad, walled])
-def test_exception_under_the_wrappers_of_parsl_is_raised(executor: Any, function: Callable[[int], int]) -> None:
+def test_exception_in_a_wrapped_parsl_app_is_explained_as_the_users(
+    executor: Any, function: Callable[[int], int]
+) -> None:
     future = python_app(function)(1)
     with pytest.raises(ValueError, match="1"):
         future.result(60)

@@ -47,7 +47,7 @@ def cache(tmp_path: Path) -> ObjectCache:
     return ObjectCache(tmp_path / "cache", bound_bytes=1000)
 
 
-def test_file_and_folder_are_cached_and_stay(cache: ObjectCache, tmp_path: Path) -> None:
+def test_cached_files_and_folders_outlive_their_source(cache: ObjectCache, tmp_path: Path) -> None:
     one = _file(tmp_path, "model.gguf", 100)
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     (tmp_path / "folder" / "deep" / "weights").write_bytes(b"w" * 50)
@@ -77,7 +77,7 @@ def _untouched(path: Path) -> None:
     ("change", "settled", "is_linked"),
     [(_untouched, True, True), (Path.touch, True, False), (_untouched, False, False)],
 )
-def test_file_is_linked_if_it_is_old_and_untouched(
+def test_cache_links_a_file_only_if_it_is_old_and_unchanged(
     cache: ObjectCache, tmp_path: Path, change: Callable[[Path], None], settled: bool, is_linked: bool
 ) -> None:
     """A write soon after the hashing might not change the modification time, so the link of a young file is unsafe."""
@@ -158,7 +158,7 @@ def test_cache_that_is_removed_while_a_pilot_runs_is_made_again(part: str, cache
     assert [Path(have(cache, ref).path).stat().st_size for ref in (first, second)] == [100, 100]
 
 
-def test_least_recently_used_object_is_evicted_and_pins_stay(cache: ObjectCache, tmp_path: Path) -> None:
+def test_least_recently_used_unpinned_object_is_evicted(cache: ObjectCache, tmp_path: Path) -> None:
     refs = [_file(tmp_path, f"f{n}", 300) for n in range(4)]
     pins = [have(cache, ref) for ref in refs[:3]]
     for pin in pins[1:]:
@@ -303,7 +303,7 @@ def _read(path: str) -> tuple[str, str]:
     return path, Path(path).read_text()
 
 
-def test_recipes_receive_their_objects(served: FakeManager, tmp_path: Path) -> None:
+def test_context_receives_the_paths_of_its_objects(served: FakeManager, tmp_path: Path) -> None:
     cached = served.until(lambda: served.heartbeats)[-1].cache_bytes
     for library, awareness in enumerate(Awareness, start=1):
         text = f"weights of {awareness}"
@@ -370,7 +370,7 @@ def test_old_snapshots_without_an_object_are_removed(node_cache: ObjectCache) ->
     assert young.exists()
 
 
-def test_cached_objects_and_files_being_written_are_kept(node_cache: ObjectCache) -> None:
+def test_snapshots_in_the_cache_or_being_written_are_not_removed(node_cache: ObjectCache) -> None:
     kept, draft = snapshot(node_cache, f"{FORM}1", age_s=100), snapshot(node_cache, f".{FORM}.4711", age_s=100)
     store.write_snapshot_marker(node_cache, kept, name="folder-abc")
     with (draft.parent / f"{FORM}.lock").open("a") as lock:
@@ -383,7 +383,7 @@ def test_cached_objects_and_files_being_written_are_kept(node_cache: ObjectCache
     assert not draft.exists()
 
 
-def test_caches_clear_removes_names_unless_a_pilot_lives(node_cache: ObjectCache) -> None:
+def test_caches_clear_removes_snapshots_unless_a_pilot_runs(node_cache: ObjectCache) -> None:
     place = snapshot(node_cache, FORM)
     pilot = Scratch(base_folder(), pilot="n1-ab12")
     clean_node_caches(clear=True)

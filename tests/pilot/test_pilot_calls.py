@@ -62,7 +62,7 @@ def test_printed_output_is_found_by_call(served: FakeManager) -> None:
     assert served.ends()[quiet[0]].printed is None
 
 
-def test_each_call_has_an_empty_folder_or_the_named_one(served: FakeManager, tmp_path: Path) -> None:
+def test_each_call_runs_in_an_empty_folder_or_the_configured_folder(served: FakeManager, tmp_path: Path) -> None:
     def look(how: str) -> list[str]:
         here = sorted(os.listdir("."))
         Path("file").write_text("x")
@@ -108,7 +108,7 @@ def test_many_inline_payloads_fit_in_one_frame(served: FakeManager) -> None:
     assert [result[:1] for result in results] == [bytes([n]) for n in range(40)]
 
 
-def test_process_forked_by_a_call_reports_no_progress_and_lives(served: FakeManager) -> None:
+def test_process_forked_by_a_call_cannot_report_progress(served: FakeManager) -> None:
     def forks() -> int:
         import stoker
 
@@ -138,7 +138,7 @@ def test_missing_function_is_requested(served: FakeManager) -> None:
     assert served.results(again) == [3]
 
 
-def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
+def test_eviction_of_a_call_returns_its_last_checkpoint(served: FakeManager) -> None:
     def count(to: int) -> int:
         import time
 
@@ -161,7 +161,7 @@ def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
-def test_checkpoint_is_not_lost_to_later_reports(served: FakeManager) -> None:
+def test_later_progress_reports_do_not_discard_a_checkpoint(served: FakeManager) -> None:
     def work() -> None:
         import time
 
@@ -284,7 +284,7 @@ def _left(manager: FakeManager, library: int) -> list[int]:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_every_call_leaves_once(served: FakeManager, slots: int) -> None:
+def test_each_call_ends_or_is_returned_exactly_once(served: FakeManager, slots: int) -> None:
     """Under random orders, returns, cancellations, stops and deaths. Calls for an ended library are refused."""
     chance, blob, made = random.Random(slots), function(_work), recipe(slots=slots)
     sent: dict[int, set[int]] = {}

@@ -103,7 +103,7 @@ def test_missing_session_is_reported_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_pilot_with_a_removed_folder_serves_calls(manager: FakeManager) -> None:
+def test_pilot_whose_working_folder_was_removed_serves_calls(manager: FakeManager) -> None:
     folder = manager.base / "gone"
     folder.mkdir()
     manager.start_pilot(folder=folder)
@@ -144,7 +144,7 @@ def sleep_while(path: str) -> str:
     return "done"
 
 
-def test_pilot_leaves_when_its_scratch_is_cleared_and_calls_move(alone: FakeManager) -> None:
+def test_pilot_leaves_and_returns_calls_if_its_scratch_is_cleared(alone: FakeManager) -> None:
     alone.ready(recipe())
     folder = scratch_of(alone)
     running, waiting = alone.run(write_when_cleared, [(str(folder),), (str(folder),)])
@@ -164,7 +164,7 @@ _LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = la
 """Code that stops the checks of a pilot, so that the order arrives before the pilot misses the folder."""
 
 
-def test_library_ordered_after_the_folder_is_gone_blames_the_pilot(manager: FakeManager) -> None:
+def test_library_started_without_a_scratch_folder_blames_the_pilot(manager: FakeManager) -> None:
     manager.start_pilot(settings=_LOOKS_NOT_BY_ITSELF)
     manager.hello()
     clear(scratch_of(manager))
@@ -212,7 +212,7 @@ def test_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> 
     assert parent.fault() == ""
 
 
-def test_removed_and_recreated_folder_is_noticed(tmp_path: Path) -> None:
+def test_removed_or_recreated_scratch_folder_is_noticed(tmp_path: Path) -> None:
     scratch = Scratch(tmp_path, pilot="p1")
     assert (scratch.fault(), ScratchGuard(str(scratch.path)).is_gone) == ("", False)
     guard = ScratchGuard(str(scratch.path))

@@ -125,7 +125,7 @@ def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:
     assert (library.slots, library.cache) == (12, cache)
 
 
-def test_reservation_beyond_the_recipe_sets_no_memory_limit() -> None:
+def test_context_without_declared_memory_has_no_memory_limit() -> None:
     pilot = CoreShell().join().forget()
     pilot.start(1, Recipe(key="k", name="model", slots=0), device_memory_bytes=20 * GIB)
     assert pilot.take(commands.StartProcess).device_memory_bytes == 0
@@ -152,7 +152,7 @@ class Model:
         return found
 
 
-def test_batch_is_reported_at_a_limited_rate_and_news_at_once() -> None:
+def test_engine_load_is_reported_at_a_limited_rate_unless_urgent() -> None:
     model, said = Model(), list[BatchReport]()
     reports = BatchReports(model, say=said.append, every_s=10)
 
@@ -182,7 +182,7 @@ def test_context_may_report_load_without_step_times_but_no_other_type(load: obje
     assert said == ([BatchReport(load)] if reported else [])  # type: ignore[arg-type]
 
 
-def test_manager_receives_the_batch_of_a_real_library(served: FakeManager) -> None:
+def test_manager_receives_the_engine_load_of_a_real_library(served: FakeManager) -> None:
     def load() -> Any:
         from stoker.contexts.inference.adapter import EngineLoad as Load
 

@@ -45,7 +45,7 @@ entries = st.lists(
 
 
 @given(entries, st.integers(0, 120), st.integers(0, 120))
-def test_eviction_selects_the_least_recently_used_and_never_pins(
+def test_eviction_selects_least_recently_used_and_no_pinned_objects(
     here: list[CachedObject], size: int, bound: int
 ) -> None:
     plan = make_room(here, size_bytes=size, bound_bytes=bound)
@@ -64,7 +64,7 @@ def test_eviction_selects_the_least_recently_used_and_never_pins(
 
 
 @given(st.text(), st.text())
-def test_file_names_are_injective_and_safe(one: str, other: str) -> None:
+def test_encoded_file_names_are_unique_and_safe(one: str, other: str) -> None:
     try:
         first, second = encode_as_file_name(one), encode_as_file_name(other)
     except UnicodeEncodeError:  # a lone surrogate is not a name
@@ -81,7 +81,7 @@ def a_library(recipe: Recipe = BARE) -> PilotLibrary:
     return PilotLibrary(StartLibrary(1, recipe, ("cpu:0",)), 0.0)
 
 
-def test_call_that_is_reported_running_twice_leaves_once() -> None:
+def test_call_that_is_reported_running_twice_counts_once() -> None:
     library = a_library()
     running_calls.hold_calls(library, [1, 2])
     departure = running_calls.drop_all(library, [1, 1, 9])

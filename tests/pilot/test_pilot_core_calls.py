@@ -60,7 +60,7 @@ def test_unresponsive_cancelled_call_does_not_also_time_out(pilot: CoreShell) ->
     assert not pilot.all(to_library.Evict)
 
 
-def test_other_calls_are_returned_or_end_before_the_kill(pilot: CoreShell) -> None:
+def test_other_calls_end_or_are_returned_before_a_library_is_killed(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2, 3).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0)
@@ -88,7 +88,7 @@ def test_unstarted_calls_of_an_unresponsive_library_run_elsewhere(pilot: CoreShe
     assert pilot.take(told.LibraryGone).unstarted == (2,)
 
 
-def test_late_reaction_prevents_the_kill_of_the_library(pilot: CoreShell) -> None:
+def test_call_that_reacts_late_prevents_the_kill_of_its_library(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0)
@@ -213,7 +213,7 @@ def test_unacknowledged_pieces_are_sent_again_after_each_welcome(streaming: Core
     assert passed(streaming) == [(1, [b"b", b"c"], True)]
 
 
-def test_another_run_starts_with_its_first_piece(streaming: CoreShell) -> None:
+def test_rerun_of_a_stream_starts_with_its_first_piece(streaming: CoreShell) -> None:
     yielded(streaming, 0, b"a", b"b")
     streaming.say(1, to_agent.RunEvicted(CallProgress(CallId(1))))
     yielded(streaming, 2, b"late")

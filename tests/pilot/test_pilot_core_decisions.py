@@ -25,7 +25,7 @@ def pilot() -> CoreShell:
 # ---- from order to context
 
 
-def test_stages_change_only_by_the_transition_table(pilot: CoreShell) -> None:
+def test_repeated_message_of_a_library_does_not_change_its_stage(pilot: CoreShell) -> None:
     pilot.ready()
     assert pilot.library().stage is Stage.READY
     pilot.say(1, to_agent.Loaded(1.0, 1, 1)).say(1, to_agent.Hello(1, 7))
@@ -45,7 +45,7 @@ def test_load_that_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> No
     assert "has no device gpu:7" in refused.message
 
 
-def test_files_arrive_during_the_wait_for_memory_and_add_no_load_time(pilot: CoreShell) -> None:
+def test_fetch_time_excludes_the_wait_for_device_memory(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).forget()
     pilot.start(2, MODEL, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
@@ -64,7 +64,7 @@ def test_later_library_that_fits_does_not_wait_for_an_earlier_one(pilot: CoreShe
     assert pilot.library(2).stage is Stage.STARTING
 
 
-def test_library_keeps_waiting_for_one_that_finishes_its_calls(pilot: CoreShell) -> None:
+def test_library_waits_for_memory_of_a_library_that_is_draining(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).run(1).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     pilot.start(2, device_memory_bytes=20 * GIB)
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_library_resized_while_loading_continues_loading(pilot: CoreShell) -> No
     assert pilot.load(2).library(2).stage is Stage.READY
 
 
-def test_replaced_growth_is_dropped(pilot: CoreShell) -> None:
+def test_later_resize_order_replaces_a_pending_order(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=12 * GIB).ready(2, device_memory_bytes=10 * GIB).forget()
     pilot.hear(order.ResizeLibrary(LibraryId(2), 20 * GIB)).hear(order.ResizeLibrary(LibraryId(2), 8 * GIB))
     pilot.hear(order.StopLibrary(LibraryId(1), "not wanted")).die(1)
@@ -149,7 +149,7 @@ def test_object_evicted_before_its_pin_is_requested_again(pilot: CoreShell) -> N
     assert pilot.library().stage is Stage.FETCHING
 
 
-def test_snapshot_that_arrives_in_time_is_found_by_its_form(pilot: CoreShell) -> None:
+def test_library_starts_with_the_path_of_a_cached_snapshot(pilot: CoreShell) -> None:
     pilot.cache.add("snap")
     pilot.start(snapshots={"bf16": ObjectRef("snap", GIB)}, snapshot_wait_s=4.0)
     assert pilot.take(commands.StartProcess).objects == {"bf16": "/cache/snap"}
@@ -184,7 +184,7 @@ def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShel
     assert (gone.failure.kind, gone.running) == (FailureKind.DIED, (1, 2))
 
 
-def test_slow_loader_without_a_process_ends_with_its_zygote(pilot: CoreShell) -> None:
+def test_load_that_has_no_process_at_its_limit_kills_the_zygote(pilot: CoreShell) -> None:
     slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
     pilot.start(recipe=slow).wait(60.0).give(events.WasSuspended(58.0)).observe()
     assert not pilot.all(commands.KillZygote), "suspended time does not count"
@@ -240,7 +240,7 @@ def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> 
     assert pilot.take(commands.Leave), "the pilot leaves even if the process does not end"
 
 
-def test_ticks_after_the_exit_deadline_follow_the_shell_interval(pilot: CoreShell) -> None:
+def test_pilot_sets_no_tick_deadline_after_its_exit_deadline(pilot: CoreShell) -> None:
     """Without this rule the pilot would loop without pause until its last process ends."""
     state = pilot.ready().run(1).give(events.Signalled("it got SIGTERM")).core.state
     assert presence.next_tick_deadline(state) == pilot.now + state.facts.grace_s
@@ -248,7 +248,7 @@ def test_ticks_after_the_exit_deadline_follow_the_shell_interval(pilot: CoreShel
     assert presence.next_tick_deadline(state) == float("inf")
 
 
-def test_only_acknowledgements_count_after_the_farewell(pilot: CoreShell) -> None:
+def test_pilot_ignores_all_but_acknowledgements_after_its_farewell(pilot: CoreShell) -> None:
     pilot.give(events.Farewell()).forget().start(1).run(1).hear(order.Ack(7))
     assert [type(command) for command in pilot.wanted] == [commands.Acknowledged]
 
@@ -362,7 +362,7 @@ def test_library_told_to_grow_may_take_more_than_its_recipe_declares() -> None:
     assert limits.memory_limit(pilot.core.state, pilot.library(2)) == 0, "it declares no memory"
 
 
-def test_library_that_shrinks_and_grows_keeps_its_last_size() -> None:
+def test_library_resized_twice_gets_the_last_size() -> None:
     pilot = CoreShell(HOST).join().ready(1, device="cpu:0", device_memory_bytes=20 * GIB)
     pilot.hear(order.ResizeLibrary(LibraryId(1), 4 * GIB)).hear(order.ResizeLibrary(LibraryId(1), 18 * GIB))
     pilot.say(1, to_agent.Resized(4 * GIB))
@@ -386,7 +386,7 @@ def test_reservation_grows_with_the_measured_use(pilot: CoreShell) -> None:
     assert pilot.library(2).stage is Stage.WAITING
 
 
-def test_workspaces_end_no_library_but_memory_of_others_does(pilot: CoreShell) -> None:
+def test_library_ends_only_if_it_takes_memory_that_others_reserved(pilot: CoreShell) -> None:
     other = Recipe("o", "other", needs=Needs(device_memory_bytes=12 * GIB))
     pilot.ready(1, SMALL, device_memory_bytes=4 * GIB).ready(2, other, device_memory_bytes=12 * GIB).forget()
     measure(pilot, 5, 1, taken=6)  # NCCL and cuBLAS use memory too

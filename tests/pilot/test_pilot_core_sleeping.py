@@ -117,7 +117,7 @@ def test_sleeping_library_that_exceeds_host_memory_ends(pilot: CoreShell) -> Non
     assert free(pilot)[1] == 8
 
 
-def test_sleeping_libraries_end_for_a_claim_on_their_device() -> None:
+def test_sleeping_library_ends_if_another_needs_its_device_memory() -> None:
     cpu = DeviceFacts(DeviceId("cpu:0"), "cpu", 20 * GIB)
     pilot = CoreShell((cpu,)).join()
     ready(pilot, size=12, device="cpu:0")
@@ -158,14 +158,14 @@ def test_repeated_orders_are_answered_and_change_nothing(pilot: CoreShell) -> No
     assert wake(pilot).take(told.LibraryAwake).device_memory_bytes == 16 * GIB
 
 
-def test_wake_order_before_the_sleep_is_kept(pilot: CoreShell) -> None:
+def test_library_ordered_to_wake_while_falling_asleep_wakes(pilot: CoreShell) -> None:
     wake(sleep(ready(pilot)))
     assert not pilot.all(to_library.Wake)
     slept(pilot).take(to_library.Wake)
 
 
 @pytest.mark.parametrize("stage", [Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING])
-def test_library_that_dies_asleep_frees_everything(pilot: CoreShell, stage: Stage) -> None:
+def test_library_that_dies_while_sleeping_frees_all_its_memory(pilot: CoreShell, stage: Stage) -> None:
     sleep(ready(pilot))
     if stage is not Stage.SLEEPING:
         slept(pilot)
@@ -194,12 +194,12 @@ def test_context_that_does_not_fall_asleep_in_time_ends(pilot: CoreShell) -> Non
     assert failure.message.startswith("model was falling asleep for 2 min")
 
 
-def test_sleeping_library_may_exceed_its_host_memory_limit(pilot: CoreShell) -> None:
+def test_memory_limit_of_a_library_includes_its_sleep_reservation(pilot: CoreShell) -> None:
     sleep(ready(pilot))
     assert limits.memory_limit(pilot.core.state, pilot.library()) == (4 + 12) * GIB
 
 
-def test_old_measurements_of_a_device_do_not_resize_a_sleeper(pilot: CoreShell) -> None:
+def test_device_measurement_from_before_the_sleep_is_ignored(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot))).forget()
     gpu, library = DeviceId("gpu:0"), LibraryId(1)
     pilot.give(events.DevicesMeasured({library: {gpu: 15 * GIB}}, {gpu: 15 * GIB}, {gpu: pilot.now - 5}))

@@ -87,7 +87,7 @@ def kinds_asked_for(tree: ast.AST) -> set[str]:
     return names | {one.id for one in asked if isinstance(one, ast.Name)}
 
 
-def test_orders_are_matched_in_one_file() -> None:
+def test_only_one_file_checks_the_type_of_manager_orders() -> None:
     orders = {kind.__name__ for kind in get_args(ToPilot)}
     files = [path for place in ("pilot", "manager/sim") for path in (ROOT / place).rglob("*.py")]
     found = {path: asked for path in files if (asked := kinds_asked_for(ast.parse(path.read_text())) & orders)}

@@ -130,7 +130,7 @@ def test_loader_that_leaves_no_descriptor_is_reported(served: FakeManager) -> No
     assert "Too many open files" in left.failure.message
 
 
-def test_leak_does_not_disturb_a_neighbouring_slot(served: FakeManager) -> None:
+def test_descriptor_leak_does_not_fail_a_call_in_another_slot(served: FakeManager) -> None:
     served.ready(recipe(_limited, slots=2))
     (slow,) = served.run(time.sleep, [(1.0,)])
     leaks = served.run(_leak, [(30,)] * 3)
@@ -172,7 +172,7 @@ def test_output_closed_by_a_call_is_reopened_for_the_next_call(served: FakeManag
 LIMIT = "import resource; resource.setrlimit(resource.{0}, ({1}, resource.getrlimit(resource.{0})[1]))"
 
 
-def test_damage_ends_the_library_after_the_result(served: FakeManager) -> None:
+def test_library_ends_after_the_result_of_a_call_that_damages_it(served: FakeManager) -> None:
     harms = [
         ("import sys; sys.modules.clear()", "removed or replaced sys.modules['sys']"),
         ("import builtins; del builtins.open", "removed open from builtins"),
@@ -198,7 +198,7 @@ def test_damage_ends_the_library_after_the_result(served: FakeManager) -> None:
     assert served.results(served.run(_open_one, [()], library=len(harms) + 1)) == [True]
 
 
-def test_remaining_threads_and_children_of_a_call_are_no_damage(served: FakeManager) -> None:
+def test_threads_and_children_left_by_a_call_do_not_end_the_library(served: FakeManager) -> None:
     def keep() -> int:
         import subprocess
         import threading

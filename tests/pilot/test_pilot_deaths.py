@@ -136,7 +136,7 @@ def test_children_that_fork_twice_die_with_their_library(served: FakeManager) ->
     assert gone(pids)
 
 
-def test_forked_child_that_returns_is_not_a_second_library(served: FakeManager) -> None:
+def test_forked_child_that_returns_from_a_call_serves_no_calls(served: FakeManager) -> None:
     def split() -> int:
         return os.fork() and os.getpid()
 
@@ -297,7 +297,7 @@ def test_pilot_signalled_right_after_making_its_folder_removes_it(manager: FakeM
     assert not folder.exists()
 
 
-def test_call_that_closes_all_descriptors_and_returns_is_named(served: FakeManager) -> None:
+def test_error_names_the_call_that_closed_all_descriptors(served: FakeManager) -> None:
     def close() -> None:
         os.closerange(3, 1000)
 

@@ -97,13 +97,13 @@ def judged(*engines: EngineOutlook, new: UnreadPrompt, free_in: float = 0.0) -> 
     return late.why if late is not None else ""
 
 
-def test_request_joins_where_it_meets_its_deadline() -> None:
+def test_request_that_meets_its_deadline_is_accepted() -> None:
     assert judged(idle(), new=prompt()) == ""
     assert judged(idle(), writing(), new=prompt()) == ""
 
 
 @pytest.mark.parametrize(("tokens", "free_in", "is_in_time"), [(900, 0.0, True), (910, 0.0, False), (900, 0.02, False)])
-def test_own_prompt_is_read_in_time_with_a_tenth_to_spare(tokens: int, free_in: float, is_in_time: bool) -> None:
+def test_request_is_accepted_only_with_a_tenth_of_time_to_spare(tokens: int, free_in: float, is_in_time: bool) -> None:
     why = judged(idle(), new=prompt(tokens), free_in=free_in)
     assert (why == "") == is_in_time
     assert is_in_time or "its first token would be" in why
@@ -116,12 +116,12 @@ def test_prompt_that_waits_longer_is_read_first() -> None:
     assert judged(early, new=prompt(400, 0.95)) == ""
 
 
-def test_waiting_prompts_are_not_made_late() -> None:
+def test_request_that_would_make_a_waiting_prompt_late_is_refused() -> None:
     assert "first token of another request" in judged(idle(prompts=(prompt(400, 0.6),)), new=prompt(300, 0.5))
 
 
 @pytest.mark.parametrize(("due_in", "is_in_time"), [(0.5, True), (0.48, False)])
-def test_tokens_of_other_requests_are_not_made_late(due_in: float, is_in_time: bool) -> None:
+def test_request_that_would_make_tokens_of_others_late_is_refused(due_in: float, is_in_time: bool) -> None:
     # the prompt is due first: 0.4 s to read plus a step of 0.05 s, each with a margin of a tenth, is 0.495 s
     why = judged(idle(), writing(due_in=due_in), new=prompt(400, 0.46))
     assert (why == "") == is_in_time
@@ -134,7 +134,7 @@ def test_prompt_after_the_new_prompt_is_simulated_too() -> None:
 
 
 @pytest.mark.parametrize(("decode", "is_in_time"), [(0.11, True), (0.12, False)])
-def test_one_step_of_each_engine_fits_into_a_time_per_token(decode: float, is_in_time: bool) -> None:
+def test_request_is_refused_if_steps_of_all_engines_exceed_its_tpot(decode: float, is_in_time: bool) -> None:
     mine = EngineOutlook(MINE, EvenCost(decode), 1, 100.0, 5.0, 0.25)
     why = judged(mine, writing(due_in=5.0, decode=decode), new=prompt(10, 5.0))
     assert (2 * decode * OVERESTIMATE <= 0.25) == is_in_time
@@ -155,7 +155,7 @@ def test_engine_with_a_late_request_goes_first_until_it_is_punctual() -> None:
     assert judged(idle(), writing(decode=0.15, due_in=5.0), new=prompt(700, 0.9)) == ""
 
 
-def test_engine_with_a_resizing_cache_reads_no_prompt_before() -> None:
+def test_engine_reads_no_prompt_until_its_cache_is_resized() -> None:
     assert judged(idle(ready_at=0.5), new=prompt(400, 1.0)) == ""
     assert judged(idle(ready_at=0.6), new=prompt(400, 1.0)).startswith("its first token would be")
 
@@ -195,14 +195,14 @@ LEAD_S, STEP_S = 2.0, 0.15 * OVERESTIMATE
 
 
 @pytest.mark.parametrize(("left", "is_in_time"), [(20, True), (30, False)])
-def test_short_answers_end_before_they_become_late(left: int, is_in_time: bool) -> None:
+def test_request_is_accepted_if_short_answers_end_before_being_late(left: int, is_in_time: bool) -> None:
     mine = EngineOutlook(MINE, EvenCost(0.15))
     found = case_of(mine, answering(left, lead_s=LEAD_S), new=ending(left, due_in=LEAD_S))
     assert found is (None if is_in_time else RefusalCase.DECODE_ROUND)
 
 
 @pytest.mark.parametrize("unknown", ["new", "waiting", "writing", "very long"])
-def test_decode_rounds_decide_if_an_answer_may_continue(unknown: str) -> None:
+def test_answers_of_unknown_length_are_judged_by_decode_rounds(unknown: str) -> None:
     prompts = (UnreadPrompt(10, LEAD_S, 0.25, 0 if unknown == "waiting" else 9),)
     mine = EngineOutlook(MINE, EvenCost(0.15), prompts=prompts)
     most = {"new": 0, "very long": 100_000}.get(unknown, 9)

@@ -36,7 +36,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     return make
 
 
-def test_stand_in_behaves_like_the_real_nvml_module(driver: Driver) -> None:
+def test_fake_nvml_module_behaves_like_the_real_module(driver: Driver) -> None:
     import pynvml as real
 
     nvml, _ = driver({}, {"state": "lost"})
@@ -140,7 +140,7 @@ def test_gpus_with_fast_links_are_one_island(
     assert gpu_island_numbers(nvml, handles, root=tmp_path) == islands
 
 
-def test_island_is_an_attribute_of_a_device(driver: Driver) -> None:
+def test_each_device_reports_its_island_of_fast_links(driver: Driver) -> None:
     nvml, _ = driver(*({"switch": number % 2} for number in range(4)))
     found = gpu.find({"CUDA_VISIBLE_DEVICES": "1,2,3"}, nvml=nvml)
     assert [device.facts.island for device in found.devices] == [1, 2, 1]
@@ -301,7 +301,7 @@ def test_memory_is_the_smallest_of_all_limits(
     assert cpu.memory_bytes(environ, root=_machine(tmp_path, **files)) == expected
 
 
-def test_out_of_memory_kill_names_the_process_with_the_memory(tmp_path: Path) -> None:
+def test_out_of_memory_kill_reports_memory_used_by_others(tmp_path: Path) -> None:
     root = _machine(
         tmp_path / "v2",
         **{
@@ -339,7 +339,7 @@ def test_out_of_memory_kill_names_the_process_with_the_memory(tmp_path: Path) ->
     assert kills.shortage() == MemoryShortage(room_bytes=10 * 1024, others_bytes=990 * 1024), "the node's own memory"
 
 
-def test_memory_of_processes_is_the_reclaimable_amount() -> None:
+def test_memory_of_processes_counts_private_anonymous_memory() -> None:
     before = monitor.anonymous_bytes(iter([os.getpid()]))
     # new memory, which no earlier test has used
     with mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as kept:

@@ -66,7 +66,7 @@ def test_full_scratch_disk_is_reported(manager: FakeManager) -> None:
 
 
 @small_disks
-def test_unused_objects_leave_a_disk_smaller_than_the_cache_bound(manager: FakeManager) -> None:
+def test_unused_objects_are_evicted_if_the_disk_limits_the_cache(manager: FakeManager) -> None:
     start_on_disk(manager, "8m")
     contexts = []
     for number in range(4):
@@ -130,7 +130,7 @@ def test_log_that_cannot_be_opened_is_reported(alone: FakeManager) -> None:
     alone.ready(recipe(), library=2)
 
 
-def test_scratch_folder_may_be_set_by_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_folder_may_name_an_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$NODE_DISK").parent == tmp_path

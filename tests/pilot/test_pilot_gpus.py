@@ -66,7 +66,9 @@ def test_lost_gpus_are_reported_and_others_serve(manager: FakeManager, start: St
     assert [type(message) for message in manager.said].count(DeviceFault) == 2
 
 
-def test_health_report_of_a_gpu_has_its_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_health_check_reports_ecc_errors_xids_and_lost_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine(tmp_path, {"errors": 2}, {"errors": None}, {})
     monkeypatch.setenv("STANDIN_NVML", str(machine.file))
     nvml = standin.load()
@@ -98,7 +100,7 @@ def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: F
 # ---- memory
 
 
-def test_memory_unknown_to_torch_is_measured(manager: FakeManager, start: Start) -> None:
+def test_gpu_memory_allocated_outside_torch_is_measured(manager: FakeManager, start: Start) -> None:
     start({})
     ready = manager.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
     # the size comes from the driver, or is still unknown (0); host memory does not count

@@ -114,7 +114,7 @@ def test_error_of_the_program_is_no_infrastructure(act: Callable[[], Any]) -> No
     assert find(act) == ""
 
 
-def test_exception_group_with_an_error_of_the_program_is_the_users() -> None:
+def test_exception_group_with_a_program_error_is_a_user_error() -> None:
     both = ExceptionGroup("both", [caught(read_nothing_mapped), caught(lambda: 1 / 0)])
     assert find_infrastructure_cause(both, HERE) is None
 
@@ -154,7 +154,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_full_disk_counts_if_it_is_local_and_full(tiny: Path, tmp_path: Path) -> None:
+def test_full_disk_is_infrastructure_only_if_local_and_still_full(tiny: Path, tmp_path: Path) -> None:
     def fill() -> None:
         with open(tiny / "file", "wb") as file:
             file.write(bytes(2_000_000))
@@ -210,7 +210,7 @@ def _copied(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_numpy, _torch, _safetensors, _copied])
-def test_libraries_meet_a_disk_filled_by_other_processes(
+def test_full_disk_errors_of_python_packages_are_infrastructure(
     write: Callable[[Path], None], tiny: Path, tmp_path: Path
 ) -> None:
     """Python libraries report a full disk in different ways: a short write, a wrong position, an error after the file
@@ -279,7 +279,7 @@ def _into_a_device_that_is_always_full(_folder: Path) -> None:
     "write",
     [_with_an_unwritten_file, _with_hostile_variables, _with_a_wrapped_file, _into_a_device_that_is_always_full],
 )
-def test_full_disk_without_a_file_on_it_is_the_users(write: Callable[[Path], None], tiny: Path) -> None:
+def test_full_disk_error_without_a_file_on_the_disk_is_a_user_error(write: Callable[[Path], None], tiny: Path) -> None:
     (tiny / "others").write_bytes(bytes(600_000))
     assert find(lambda: write(tiny), Place(str(tiny))) == ""
 
@@ -300,7 +300,7 @@ def test_file_size_limit_is_the_users_fault_on_a_half_full_disk(tiny: Path) -> N
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_existing_file_that_cannot_be_opened_counts(tmp_path: Path) -> None:
+def test_existing_file_that_cannot_be_opened_is_infrastructure(tmp_path: Path) -> None:
     """safetensors reports every error of open(2) as a missing file."""
     there = tmp_path / "there.safetensors"
     text = "No such file or directory: {}"
@@ -392,7 +392,7 @@ def test_exception_types_of_pytorch_are_classified() -> None:
         ("import os; os.abort()", True),
     ],
 )
-def test_launch_failure_counts_only_if_the_device_fails_its_probe(probe: str, counts: bool) -> None:
+def test_launch_failure_is_infrastructure_only_if_its_probe_fails(probe: str, counts: bool) -> None:
     place = Place("/tmp", ("cuda:0",), probe=(sys.executable, "-c", probe))
     assert bool(find(lambda: by_c(RuntimeError, "CUDA error: unspecified launch failure"), place)) is counts
     assert find(lambda: by_c(RuntimeError, "CUDA error: device-side assert triggered"), place) == ""
@@ -415,7 +415,7 @@ OOM = (
         (20, 19, 1, 4, False),
     ],
 )
-def test_lack_of_device_memory_counts_only_within_the_budget(
+def test_device_memory_error_is_infrastructure_only_within_budget(
     monkeypatch: pytest.MonkeyPatch, budget: int, held: int, free: int, asked: int, counts: bool
 ) -> None:
     class OutOfMemoryError(RuntimeError):

@@ -224,7 +224,7 @@ def test_late_messages_of_the_attendant_find_the_call_started(served: Served, me
         assert served.context.seen == [[NO_CALL]]
 
 
-def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) -> None:
+def test_end_of_a_call_is_sent_before_its_files_are_cleared(served: Served) -> None:
     (runner,) = served.runners
     runner.is_clean = False
     served.start().say(order(LONG))
@@ -236,7 +236,7 @@ def test_end_is_sent_before_the_files_of_the_call_are_cleared(served: Served) ->
     served.end()
 
 
-def test_failed_clearing_waits_for_calls_in_other_slots() -> None:
+def test_library_with_uncleared_files_ends_after_calls_in_other_slots() -> None:
     two_slots = Served(slots=2)
     for each in two_slots.runners:
         each.is_clean, each.fault = False, LibraryFault(infrastructure.NOT_CLEARED, "the disk is gone")

@@ -184,7 +184,7 @@ def test_only_scratch_folders_of_dead_pilots_are_removed(tmp_path: Path) -> None
     assert not list(base.glob("pilot-*"))
 
 
-def test_tail_of_a_log_is_text(tmp_path: Path) -> None:
+def test_log_tail_is_text_even_if_the_log_is_not_utf_8(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\n".join(b"line %d \xff" % n for n in range(5000)))
     lines = processes.tail(str(log), lines=3).splitlines()
@@ -238,7 +238,7 @@ def _rebuild() -> Slow:
     return Slow()
 
 
-def test_slots_share_one_function_in_its_first_calls() -> None:
+def test_slots_that_open_a_function_together_share_one_object() -> None:
     together = threading.Barrier(3)
     function = Function(FunctionBlob(key="f", name="f", blob=payloads.dumps((Slow(), False))))  # type: ignore[arg-type]
 
@@ -280,7 +280,7 @@ def test_exception_type_text_and_user_lines_are_reported() -> None:
     assert told[-2:] == ["at /home/ana/program.py:5 in outer", "at /home/ana/program.py:2 in inner"]
 
 
-def test_lines_of_installed_packages_are_left_out() -> None:
+def test_traceback_leaves_out_lines_of_installed_packages() -> None:
     told = in_short(raised_by("json.loads('{')\n")).splitlines()
     assert told[0].startswith("json.decoder.JSONDecodeError: Expecting property name")
     assert [line for line in told if "json/" in line] == []

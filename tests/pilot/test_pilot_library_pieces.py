@@ -49,13 +49,13 @@ def test_first_piece_of_a_call_is_sent_with_all_waiting_pieces(waiting, frames):
     ]  # fmt: skip
 
 
-def test_reader_wait_of_a_call_is_reported_after_its_pieces(waiting, frames):
+def test_wait_for_the_reader_is_sent_with_the_waiting_pieces(waiting, frames):
     waiting.add(piece(1, 1), at_once=False)
     waiting.add(Yielded(CallId(1), 1, 2, [], waits=True), at_once=False)
     assert frames == [[Yielded(CallId(1), 1, 1, [b"1/1"], waits=True)]]
 
 
-def test_many_bytes_are_sent_at_once(waiting, frames):
+def test_pieces_with_many_bytes_are_sent_at_once(waiting, frames):
     waiting.add(Yielded(CallId(1), 1, 1, [bytes(pieces.GATHER_BYTES)]), at_once=False)
     assert len(frames) == 1
 
@@ -156,7 +156,7 @@ def test_address_of_one_gang_is_not_used_by_the_next(meetings: GangMeetings) -> 
         meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
 
 
-def test_gang_of_one_needs_no_address(meetings: GangMeetings, said: list[Listens]) -> None:
+def test_gang_of_one_rank_needs_no_address(meetings: GangMeetings, said: list[Listens]) -> None:
     place = meetings.seat(CALL, GangPlace(0, 1), limit_s=0.0)
     assert (place.rendezvous, place.listener, said) == ("", None, [])
 

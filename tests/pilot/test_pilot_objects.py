@@ -93,7 +93,7 @@ def have(manager: FakeManager, ref: ObjectRef) -> None:
     manager.wait_for(LibraryReady)
 
 
-def test_object_is_fetched_from_another_pilot_if_one_is_missing(
+def test_object_is_fetched_from_another_pilot_if_the_first_is_lost(
     taker: FakeManager, giver: Other, big: ObjectRef
 ) -> None:
     have(giver.manager, big)
@@ -196,7 +196,9 @@ def _same(data: bytes) -> bytes:
     return data
 
 
-def test_objects_and_large_payloads_travel_through_the_seed(keyed: FakeManager, big: ObjectRef, tmp_path: Path) -> None:
+def test_objects_and_large_payloads_travel_without_a_shared_folder(
+    keyed: FakeManager, big: ObjectRef, tmp_path: Path
+) -> None:
     with carried_session(keyed, tmp_path / "sandbox") as folder:
         keyed.start_pilot("--session", str(folder), "--devices", "cpu:2")
         keyed.hello()

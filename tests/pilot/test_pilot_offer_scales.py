@@ -148,7 +148,7 @@ def test_request_of_an_ended_call_represents_no_other_call(pilot: Pilot) -> None
     assert pilot.prompts(4, ttft_s=0.01) == ()
 
 
-def test_library_about_to_end_gets_no_further_request(pilot: Pilot) -> None:
+def test_library_about_to_end_is_modelled_without_new_requests(pilot: Pilot) -> None:
     pilot.shell.start(3, MODELS[1])
     assert outlook(pilot.offer(1), 3).rows == 1  # library 3 loads for a request that already counts
     pilot.shell.run(7, library=2)
@@ -183,7 +183,7 @@ def test_pilot_requests_no_more_memory_than_the_manager_reserves(
 
 
 @pytest.mark.parametrize("declared", [0, 8 * GIB])
-def test_reported_cache_size_is_considered(tmp_path: Path, declared: int) -> None:
+def test_reported_cache_size_sets_the_required_memory(tmp_path: Path, declared: int) -> None:
     cache = TokenCache(weights_bytes=6 * GIB, token_bytes=GIB // 100, tokens=400)
     shell = loaded(cache, declared)
     assert weigh(shell, tmp_path, tokens=400).required_bytes == 6 * GIB + 750 * (GIB // 100)
@@ -220,7 +220,7 @@ def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferWeighed:
         return inspector.weigh(order(tokens))
 
 
-def test_deadline_of_a_waiting_call_is_earlier(pilot: Pilot) -> None:
+def test_time_already_waited_shortens_the_deadline_of_a_call(pilot: Pilot) -> None:
     found = pilot.offer(ttft_s=5.0, waited_s=2.0)
     assert found.new.due_at == 103.0
     assert pilot.shell.take(to_library.Run).waited_s == 2.0
@@ -232,14 +232,14 @@ def test_token_late_since_the_start_of_a_step_refuses_no_call(pilot: Pilot) -> N
     assert (other.due_at, other.late_at) == (math.inf, 99.5)
 
 
-def test_underestimated_cache_is_requested(unmeasured: Pilot) -> None:
+def test_offer_requests_the_memory_of_an_underestimated_cache(unmeasured: Pilot) -> None:
     unmeasured.engines[0].publish(EngineWork(4, 500.0, accepted_requests=4, peak_tokens=2000))
     own = unmeasured.shell.core.state.devices[GPU[0]].process_bytes
     assert unmeasured.offer(tokens=100).required_bytes == NEEDS.device_memory_bytes + own + 1000 * (2000 + 150 - 1000)
     assert "of device memory for it" in unmeasured.shell.take(told.CallsReturned).refused
 
 
-def test_further_prompts_count_as_one_prompt(pilot: Pilot) -> None:
+def test_prompts_beyond_the_first_31_are_merged_into_one_prompt(pilot: Pilot) -> None:
     prompts = [(10, 110.0 + number, 0.25, 64) for number in range(40)]
     pilot.engines[1].publish(EngineWork(prompts=prompts, accepted_requests=40))
     found = outlook(pilot.offer(), 2).prompts
@@ -247,7 +247,7 @@ def test_further_prompts_count_as_one_prompt(pilot: Pilot) -> None:
     assert found[-1] == UnreadPrompt(90, 149.0, 0.25)
 
 
-def test_wrong_bytes_on_the_board_never_break_the_agent(pilot: Pilot) -> None:
+def test_damaged_bytes_on_the_shared_board_do_not_break_offers(pilot: Pilot) -> None:
     chance = random.Random(3)
     for number in range(300):
         for engine in pilot.engines:

@@ -87,7 +87,7 @@ def test_library_that_ended_during_the_decision_refuses(pilot: CoreShell) -> Non
     assert pilot.take(told.CallsReturned).refused == "lib-1 is about to end"
 
 
-def test_planned_shrink_of_a_library_counts_for_an_offer(pilot: CoreShell) -> None:
+def test_offer_is_decided_by_the_planned_size_of_a_shrinking_library(pilot: CoreShell) -> None:
     pilot.hear(ResizeLibrary(LibraryId(1), 6 * GIB)).forget()  # the library still uses 8 GiB
     pilot.give(OfferWeighed(offer(pilot), required_bytes=7 * GIB))
     assert pilot.take(told.CallsReturned).required_bytes == 7 * GIB

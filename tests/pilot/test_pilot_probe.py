@@ -59,7 +59,7 @@ class WrongDevice:
         (5, float("nan"), "cuda:0 gave a wrong matrix product (error 1e0, allowed 1e-3)"),
     ],
 )
-def test_single_wrong_element_is_detected(index: int, by: float, said: str) -> None:
+def test_probe_detects_a_single_wrong_element_of_a_product(index: int, by: float, said: str) -> None:
     verdict, words = examine(WrongDevice(index, by), name="cuda:0")
     assert verdict is ProbeVerdict.WRONG
     assert words.startswith(said)
@@ -78,7 +78,7 @@ def test_single_wrong_element_is_detected(index: int, by: float, said: str) -> N
         ("time.sleep(100)", ProbeVerdict.FAILED, "did not end within"),
     ],
 )
-def test_probe_ends_in_one_of_the_listed_ways(
+def test_probe_exit_gives_the_expected_verdict(
     monkeypatch: pytest.MonkeyPatch, text: str, answer: ProbeVerdict, said: str
 ) -> None:
     if "sleep" in text:
@@ -95,7 +95,7 @@ def test_probe_that_cannot_be_started_is_reported() -> None:
     assert "could not be started" in said
 
 
-def test_probe_survives_the_cleanup_after_libraries(tmp_path: Path) -> None:
+def test_cleanup_of_stray_processes_spares_a_running_probe(tmp_path: Path) -> None:
     known = processes.children(os.getpid())
     said: list[tuple[ProbeVerdict, str]] = []
     gate = tmp_path / "gate"
@@ -206,7 +206,7 @@ class Driver:
         return self.launch
 
 
-def test_driver_computes_a_product() -> None:
+def test_probe_computes_a_matrix_product_with_the_driver() -> None:
     driver = Driver()
     assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.SOUND, "")
     assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # the probe allocates more memory than its matrices need
@@ -273,7 +273,7 @@ def after(*answers: ProbeVerdict) -> DeviceHealth:
         ([WRONG, WRONG, SOUND, SOUND, SOUND], "answer 1, twice"),
     ],
 )
-def test_probe_answers_give_the_listed_fault(answers: list[ProbeVerdict], fault: str) -> None:
+def test_series_of_probe_verdicts_gives_the_expected_fault(answers: list[ProbeVerdict], fault: str) -> None:
     assert after(*answers).fault == fault
 
 

@@ -185,7 +185,7 @@ def test_system_v_segment_is_removed_with_its_library(served: FakeManager) -> No
     assert not there(own)
 
 
-def test_program_that_imitates_a_tracker_is_killed_after_a_while(tmp_path: Path) -> None:
+def test_process_that_resembles_a_resource_tracker_is_killed_later(tmp_path: Path) -> None:
     text = "import time; a = 'multiprocessing.resource_tracker import main'; print(flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
     child.stdout.readline()

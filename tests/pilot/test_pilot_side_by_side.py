@@ -97,7 +97,7 @@ def test_functions_with_clashing_modules_run_in_turn_and_in_order(served: FakeMa
     assert most == 3  # calls of one program run concurrently after the wait
 
 
-def test_call_that_waits_for_its_modules_can_be_returned(served: FakeManager, folder: Path) -> None:
+def test_call_that_waits_for_its_modules_can_be_cancelled(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=3))
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
@@ -139,7 +139,7 @@ class Slow:
         time.sleep(0.3)
 
 
-def test_slow_unpickling_in_a_slot_keeps_the_modules_of_others(served: FakeManager, folder: Path) -> None:
+def test_slow_unpickling_does_not_replace_modules_of_other_calls(served: FakeManager, folder: Path) -> None:
     served.ready(recipe(slots=8))
     programs = {whose: blob(import_often, folder, whose=whose) for whose in "abcd"}
     expected: list[str] = []
@@ -202,7 +202,7 @@ class Model:
 
 
 @pytest.mark.parametrize("in_a_file", [False, True])
-def test_modules_of_arguments_count_too(folder: Path, in_a_file: bool) -> None:
+def test_call_waits_if_its_argument_needs_a_conflicting_module(folder: Path, in_a_file: bool) -> None:
     function = Function(blob(note_and_import, folder, whose="a"))
     (folder / "sbs_util.py").write_text("WHOSE = 'b'\n")
     payload: Any = dumps_arguments(((Model(),), {}))
@@ -224,7 +224,7 @@ def test_modules_of_arguments_count_too(folder: Path, in_a_file: bool) -> None:
     assert not len(queue)
 
 
-def test_function_with_another_version_than_its_context_runs_alone(folder: Path) -> None:
+def test_function_with_other_modules_than_its_context_runs_alone(folder: Path) -> None:
     def load() -> None:
         import sbs_util  # noqa: F401
 

@@ -40,7 +40,7 @@ def _cores(found: GrantedDevices) -> dict[str, tuple[int, ...]]:
     return {device.facts.device: device.cores for device in found.offered}
 
 
-def test_each_gpu_keeps_its_first_cores_and_the_others_are_shared(find: Find) -> None:
+def test_gpu_keeps_its_first_cores_and_cpu_devices_get_the_rest(find: Find) -> None:
     found = find("gpu+cpu:2", gpus=2, cores=12)
     assert _cores(found) == {"cuda:0": (0, 1), "cuda:1": (6, 7), "cpu:0": (2, 3, 4, 5), "cpu:1": (8, 9, 10, 11)}
     assert [device.facts.spare for device in found.offered] == [False, False, True, True]
@@ -53,12 +53,12 @@ def test_each_gpu_keeps_its_first_cores_and_the_others_are_shared(find: Find) ->
 
 
 @pytest.mark.parametrize(("memory", "left"), [(100 * GB, 90 * GB - 24 * GB), (40 * GB, 18 * GB)])
-def test_host_memory_is_reserved_for_the_gpus_up_to_half(find: Find, memory: int, left: int) -> None:
+def test_at_most_half_of_the_host_memory_is_reserved_for_gpus(find: Find, memory: int, left: int) -> None:
     sizes = [device.facts.memory_bytes for device in find("gpu+cpu:2", memory=memory).offered if device.facts.spare]
     assert sizes == [left // 2, left // 2]
 
 
-def test_spare_cores_are_devices_and_lone_gpus_share_all_cores(find: Find) -> None:
+def test_gpus_divide_all_cores_unless_spare_cores_become_devices(find: Find) -> None:
     assert _cores(find("gpu+cpu", cores=5, gpu_cores=3)) == {"cuda:0": (0, 1, 2), "cpu:0": (3,), "cpu:1": (4,)}
     alone = find("gpu", gpus=2, cores=6)
     assert _cores(alone) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
@@ -85,12 +85,12 @@ def test_pilot_without_its_expected_gpu_does_not_start_on_cores(monkeypatch: pyt
 @pytest.mark.parametrize(
     "odd", ["cpu:0", "cpu:x", "gpu:1", "tpu", "auto:2", "", "gpu+cpu:0", "gpu+cpu:x", "gpu+gpu", "auto+cpu", "cpu+gpu"]
 )
-def test_invalid_requests_are_refused(odd: str) -> None:
+def test_invalid_device_specifications_are_refused(odd: str) -> None:
     with pytest.raises(ConfigError, match=r"gpu\+cpu:N"):
         find_devices(odd)
 
 
-def test_gpu_keeps_at_least_one_core() -> None:
+def test_setting_of_zero_cores_per_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="keep at least 1 core"):
         find_devices("gpu+cpu:1", gpu_cores=0)
 

@@ -18,7 +18,7 @@ def test_random_operations_are_answered_once(tmp_path: Path) -> None:
     )
 
 
-def test_board_reports_a_sum_that_is_too_large(tmp_path: Path) -> None:
+def test_size_board_reports_a_device_over_its_memory_capacity(tmp_path: Path) -> None:
     board = station_soak.SizeBoard(str(tmp_path), 100)
     board.write(1, 60, ("cpu:0", "cpu:1"))
     board.write(2, 50, ("cpu:1",))

@@ -167,7 +167,7 @@ def relay(model: Any, most: int) -> Any:
 
 
 @pytest.mark.parametrize("most", [10, WINDOW_PIECES + 50])
-def test_relayed_texts_arrive_in_order_with_other_pieces(pilot: FakeManager, most: int) -> None:
+def test_relayed_model_texts_and_other_items_keep_their_order(pilot: FakeManager, most: int) -> None:
     def whole(model: Any) -> str:
         return str(model.complete("abc", max_new_tokens=most).text)
 
@@ -196,14 +196,14 @@ def test_relayed_texts_arrive_in_order_with_other_pieces(pilot: FakeManager, mos
     assert pilot.ends()[call].pieces == len(pieces)
 
 
-def test_function_without_stream_returns_relayed_texts_in_its_list(pilot: FakeManager) -> None:
+def test_function_without_streaming_returns_model_texts_in_a_list(pilot: FakeManager) -> None:
     (found,) = pilot.results(pilot.run(relay, [(10,)], library=WRITER, takes_context=True))
     assert (found[0], found[-1]) == ("begins", ("length", 10))
     assert all(isinstance(text, str) for text in found[1:-1])
     assert len(found) > 3
 
 
-def test_another_call_in_the_library_gets_its_whole_text(pilot: FakeManager, tmp_path: Path) -> None:
+def test_cancelling_calls_does_not_shorten_the_text_of_another_call(pilot: FakeManager, tmp_path: Path) -> None:
     def write(model: Any, begun: str) -> str:
         open(begun, "w").close()
         return str(model.complete("xyz", max_new_tokens=200).text)

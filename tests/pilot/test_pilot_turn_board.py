@@ -104,7 +104,7 @@ def test_iterations_on_one_device_never_overlap_and_all_complete(workers: Worker
     assert overlaps(spans) == []
 
 
-def test_library_on_two_devices_takes_both_turns(workers: Workers) -> None:
+def test_library_on_two_devices_needs_the_turn_of_each_device(workers: Workers) -> None:
     workers.start(1, devices="gpu:0,gpu:1", iterations=15)
     workers.start(2, devices="gpu:0", iterations=15)
     workers.start(3, devices="gpu:1", iterations=15)
@@ -113,7 +113,7 @@ def test_library_on_two_devices_takes_both_turns(workers: Workers) -> None:
     assert overlaps(workers.spans(1, 3)) == []
 
 
-def test_more_urgent_library_goes_first(workers: Workers) -> None:
+def test_library_with_the_earlier_deadline_gets_the_next_turn(workers: Workers) -> None:
     holder = LibraryTurns(workers.board, LibraryId(9), GPU)
     holder.begin(step_s=60.0)
     workers.start(1, iterations=1, due_s=500.0)
@@ -127,7 +127,7 @@ def test_more_urgent_library_goes_first(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_dead_holder_is_skipped_within_a_tenth_of_a_second(workers: Workers, how: signal.Signals) -> None:
+def test_killed_or_stopped_turn_holder_is_skipped_within_100_ms(workers: Workers, how: signal.Signals) -> None:
     waiter = LibraryTurns(workers.board, LibraryId(9), GPU)
     waiter.begin()
     waiter.end()
@@ -145,7 +145,7 @@ def test_dead_holder_is_skipped_within_a_tenth_of_a_second(workers: Workers, how
     assert min(took) < 0.1  # use the minimum, because a busy machine may delay single attempts
 
 
-def test_holder_that_far_exceeds_its_forecast_loses_its_turn(workers: Workers) -> None:
+def test_library_that_exceeds_its_forecast_step_time_loses_its_turn(workers: Workers) -> None:
     LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # library 1 never ends its turn
     workers.start(2, iterations=3)
     assert workers.running[0].wait(20) == 0
@@ -163,7 +163,7 @@ def test_stopped_library_takes_turns_again_when_continued(workers: Workers) -> N
     assert len(workers.spans(2)) == 30
 
 
-def test_library_without_a_free_row_computes_without_turns(tmp_path: Path) -> None:
+def test_library_that_finds_the_turn_board_full_runs_without_turns(tmp_path: Path) -> None:
     board = TurnBoard(tmp_path / "turns")
     for number in range(1, ROWS + 1):
         assert board.join(LibraryId(number), GPU) is not None
@@ -174,7 +174,9 @@ def test_library_without_a_free_row_computes_without_turns(tmp_path: Path) -> No
     assert len(board.rows()) == ROWS
 
 
-def test_wrong_bytes_on_the_board_disturb_only_the_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_turn_board_disturbs_turns_but_stops_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(library_turns, "_LOOK_S", 0.001)
     monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.01)
     path, chance = tmp_path / "turns", random.Random(5)
@@ -192,7 +194,7 @@ def test_wrong_bytes_on_the_board_disturb_only_the_turns(tmp_path: Path, monkeyp
     other.close()
 
 
-def test_disk_space_of_the_whole_board_is_allocated(tmp_path: Path) -> None:
+def test_opening_a_turn_board_allocates_its_whole_disk_space(tmp_path: Path) -> None:
     path = tmp_path / "turns"
     TurnBoard(path).close()
     size = path.stat().st_size
@@ -204,7 +206,7 @@ def test_disk_space_of_the_whole_board_is_allocated(tmp_path: Path) -> None:
     assert path.stat().st_blocks * 512 >= size
 
 
-def test_board_without_disk_room_is_an_error_and_leaves_nothing_open(tmp_path: Path) -> None:
+def test_turn_board_without_disk_space_raises_and_closes_its_file(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
     try:
@@ -232,7 +234,7 @@ def test_library_declared_dead_joins_again_in_another_row(tmp_path: Path) -> Non
     assert [row.library for row in board.rows()] == [2]
 
 
-def test_ended_engine_does_not_change_the_row_of_another(tmp_path: Path) -> None:
+def test_closing_library_leaves_its_reassigned_row_unchanged(tmp_path: Path) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     board.clear(board.rows()[0])
@@ -247,7 +249,7 @@ def test_ended_engine_does_not_change_the_row_of_another(tmp_path: Path) -> None
     assert not waker.exists()
 
 
-def test_holder_without_a_forecast_is_dropped_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_holder_without_a_forecast_loses_its_turn_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.2)
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     # this living process has the process id of the dead holder and no step forecast
@@ -264,7 +266,9 @@ def test_holder_without_a_forecast_is_dropped_after_a_while(tmp_path: Path, monk
     turns.close()
 
 
-def test_library_that_joins_as_a_lone_one_begins_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lone_library_waits_if_another_takes_the_turn_concurrently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
     turns.begin()
     turns.end()
@@ -292,7 +296,7 @@ def generation(
     return found
 
 
-def test_late_and_due_tokens_are_distinguished() -> None:
+def test_work_summary_distinguishes_late_tokens_from_due_tokens() -> None:
     requests = [
         generation(1, made=2, due_at=9.0, tpot_s=0.2),  # the next token of this request was due at 9.4
         generation(2, made=1, due_at=10.0, tpot_s=0.5),
@@ -317,7 +321,7 @@ def test_packed_work_is_read_back() -> None:
     assert unpacked(data.ljust(WORK_BYTES, b"?")) == (4, work)
 
 
-def test_partial_and_wrong_bytes_are_read_as_no_work() -> None:
+def test_corrupt_engine_work_is_read_as_no_work() -> None:
     data = bytearray(packed(LibraryId(4), EngineWork(3, 20.5, 7.0)).ljust(WORK_BYTES, b"\0"))
     assert unpacked(bytes(WORK_BYTES)) is None
     chance = random.Random(1)
@@ -329,7 +333,7 @@ def test_partial_and_wrong_bytes_are_read_as_no_work() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, -1.0, math.inf])
-def test_impossible_numbers_are_read_as_no_work(number: float) -> None:
+def test_engine_work_with_impossible_numbers_is_read_as_no_work(number: float) -> None:
     data = bytearray(packed(LibraryId(4), EngineWork(3, 20.5, 7.0)).ljust(WORK_BYTES, b"\0"))
     struct.pack_into("<d", data, 4 + 20, number)  # replace a number, and make the checksum valid again
     struct.pack_into("<I", data, 0, zlib.crc32(data[4 : 4 + 68]))

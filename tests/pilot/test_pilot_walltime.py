@@ -47,7 +47,7 @@ def in_seconds(seconds: float) -> str:
         ({"_CONDOR_JOB_AD": "none.ad"}, "", observing.NO_END),
     ],
 )
-def test_walltime_is_read_from_variables_and_ads(
+def test_walltime_is_read_from_the_environment_and_htcondor_ads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], ad: str, left_s: float
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,9 +72,7 @@ def test_node_has_the_name_that_its_batch_system_uses(tmp_path: Path) -> None:
         pytest.param(60.0, 3440.0, id="a little ahead"),
     ],
 )
-def test_ad_with_a_start_of_another_clock_gives_no_impossible_time(
-    tmp_path: Path, ahead_s: float, left_s: float
-) -> None:
+def test_htcondor_ad_of_another_clock_gives_a_plausible_walltime(tmp_path: Path, ahead_s: float, left_s: float) -> None:
     ad, now = tmp_path / "job.ad", NOW + ahead_s
     ad.write_text(AD)
     os.utime(ad, (now - 10, now - 10))
@@ -105,7 +103,7 @@ def test_walltime_is_read_from_command_output(
     assert said == expected or abs(said - expected) < 60
 
 
-def test_hanging_command_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walltime_query_gives_up_if_squeue_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "_COMMAND_LIMIT_S", 0.2)
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", "exec sleep 100")["PATH"])
     assert observing.query_seconds_until_job_end({"SLURM_JOB_ID": "88"}) == observing.NO_END

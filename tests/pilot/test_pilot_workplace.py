@@ -80,7 +80,7 @@ def test_slots_serve_programs_in_two_folders_at_once(served: FakeManager, tmp_pa
     assert served.results(calls) == [first, first, second, second]
 
 
-def test_loader_and_calls_run_in_the_folder_with_the_umask(served: FakeManager, tmp_path: Path) -> None:
+def test_loader_and_calls_have_the_folder_and_umask_of_the_program(served: FakeManager, tmp_path: Path) -> None:
     def modes(found: list[str]) -> list[str]:
         import subprocess
 
@@ -108,7 +108,9 @@ def test_loader_and_calls_run_in_the_folder_with_the_umask(served: FakeManager, 
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: Path, slots: int) -> None:
+def test_temporary_files_are_private_to_a_call_and_then_deleted(
+    served: FakeManager, tmp_path: Path, slots: int
+) -> None:
     def leave() -> tuple[list[str], bool]:
         found = os.listdir(scratch())
         (scratch() / "mine").write_text("x")
@@ -152,7 +154,7 @@ def test_sockets_of_multiprocessing_work_in_calls_of_slots(served: FakeManager, 
     assert served.results(served.run(listens, [()] * 3, options=at(tmp_path / "run"))) == [True] * 3
 
 
-def test_unreadable_exception_ends_no_library(served: FakeManager, tmp_path: Path) -> None:
+def test_exception_whose_attribute_raises_does_not_end_the_library(served: FakeManager, tmp_path: Path) -> None:
     def fails() -> None:
         class Odd(FileNotFoundError):
             @property
@@ -189,7 +191,7 @@ def test_lost_files_are_named_if_the_folder_is_not_shared(served: FakeManager, t
     assert (left.names, left.count) == (tuple(f"part-{n}" for n in range(5)), 9)
 
 
-def test_failed_relative_read_says_how_the_file_travels(served: FakeManager, tmp_path: Path) -> None:
+def test_error_for_a_missing_relative_file_says_how_to_send_it(served: FakeManager, tmp_path: Path) -> None:
     def read() -> str:
         return Path("model.pkl").read_text()
 
@@ -205,7 +207,7 @@ def test_failed_relative_read_says_how_the_file_travels(served: FakeManager, tmp
     assert str(tmp_path / "run") in note
 
 
-def test_library_that_cannot_clear_ends_after_the_result(served: FakeManager, tmp_path: Path) -> None:
+def test_library_that_cannot_clear_its_scratch_ends_after_the_call(served: FakeManager, tmp_path: Path) -> None:
     def spoils() -> str:
         place = scratch()
         (place / "left").write_text("x")
@@ -244,7 +246,7 @@ def test_two_programs_run_in_turn_if_threads_share_a_folder(tmp_path: Path) -> N
         turns.end(0)
 
 
-def test_each_short_call_finds_the_process_unchanged(served: FakeManager, tmp_path: Path) -> None:
+def test_process_state_changed_by_a_call_is_restored_afterwards(served: FakeManager, tmp_path: Path) -> None:
     def changes(n: int) -> tuple[Any, ...]:
         mask = os.umask(0o777)
         found = os.environ.get("LEFT"), os.getcwd(), mask, os.fstat(0).st_rdev, type(os.environ).__name__

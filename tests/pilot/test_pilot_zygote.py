@@ -18,7 +18,7 @@ COUNT = 1_000
 """Number of orders that exceeds the socket buffer."""
 
 
-def test_orders_wait_until_an_importing_zygote_reads(tmp_path: Path) -> None:
+def test_orders_are_queued_until_the_zygote_finishes_its_imports(tmp_path: Path) -> None:
     gate = tmp_path / "go on"
     (tmp_path / "slow_to_import.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"

@@ -135,7 +135,7 @@ def test_call_of_a_lost_runtime_is_placed_again(family: Any) -> None:
 # ---- residency
 
 
-def test_first_loads_of_a_new_family_cover_all_lengths(family: Any) -> None:
+def test_first_loads_of_a_new_model_family_cover_all_input_lengths(family: Any) -> None:
     t = family()
     t.pilot("p1", devices=6, memory="40 GB")
     t.ask("first", tokens=20).run(until=t.now + 0.5)
@@ -144,7 +144,7 @@ def test_first_loads_of_a_new_family_cover_all_lengths(family: Any) -> None:
     t.run()
 
 
-def test_new_family_has_its_devices_within_seconds(family: Any) -> None:
+def test_new_model_family_adapts_its_runtimes_within_seconds(family: Any) -> None:
     """The first call fits only the longest runtime. Most devices change at once, because a new family has no limit."""
     t = family(out_of_service=0.1)
     t.pilot("p1", devices=10, memory="40 GB")
@@ -201,7 +201,7 @@ def test_idle_context_leaves_for_a_runtime_without_an_instance(family: Any) -> N
     assert t.ended["long"].ok
 
 
-def test_other_runtimes_serve_calls_of_one_that_fails_to_load(family: Any) -> None:
+def test_calls_of_a_runtime_that_fails_to_load_use_other_runtimes(family: Any) -> None:
     t = family(broken={64: "it does not compile"})
     t.pilot("p1", devices=4)
     for second in range(30):
@@ -273,13 +273,13 @@ def test_plan_has_the_lowest_cost_of_all_allowed_plans(devices: int, runtimes: l
     assert found.latency_s <= min(allocation_cost_s(each, runtimes) for each in allowed) * (1 + 1e-6)
 
 
-def test_requests_that_fit_no_other_runtime_are_demoted() -> None:
+def test_requests_over_the_capacity_of_a_runtime_use_a_longer_one() -> None:
     short, long = demand(160, request_s=0.001), demand(0, request_s=0.002)
     assert allocation_cost_s((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
     assert allocate(2, [short, long]).instances == (1, 1)
 
 
-def test_shortage_of_devices_returns_the_number_of_filled_runtimes() -> None:
+def test_allocation_error_states_the_number_of_needed_devices() -> None:
     with pytest.raises(NotEnoughDevicesError, match="fill 3 devices, and there are 2") as raised:
         allocate(2, [demand(320, request_s=0.001), demand(0, request_s=0.004)])
     assert raised.value.needed == 3

@@ -27,7 +27,7 @@ def two_kinds(cluster: Make, *, run_s: float = 10.0, speed: float = 0.25, ends_i
     return c.wait(1000.0).forget()
 
 
-def test_free_library_on_the_fastest_kind_comes_first(cluster: Make) -> None:
+def test_call_goes_to_the_free_library_on_the_fastest_device(cluster: Make) -> None:
     c = two_kinds(cluster).call("a", "b").end("a", run_s=10.0).end("b", run_s=40.0)
     assert next(c.context().index.hottest()).kind == "cpu", "it was used last"
     assert c.call("one").held("fast") == ["one"]
@@ -54,18 +54,18 @@ def test_last_call_of_a_map_waits_for_the_faster_kind(cluster: Make) -> None:
     assert c.held("fast") == ["last"]
 
 
-def test_slow_kind_takes_its_share_before_the_end(cluster: Make) -> None:
+def test_slow_device_takes_calls_while_many_calls_remain(cluster: Make) -> None:
     c = two_kinds(cluster).tell("ana", report(total=60, unsent=40)).call("first")
     c.wait(1.0).call("second")
     assert c.held("slow") == ["second"]
 
 
-def test_calls_of_a_program_that_continues_do_not_wait(cluster: Make) -> None:
+def test_call_uses_a_slow_device_if_more_calls_may_follow(cluster: Make) -> None:
     c = two_kinds(cluster).call("first").wait(1.0).call("second")
     assert c.held("slow") == ["second"], "the program may submit more"
 
 
-def test_call_does_not_wait_for_a_library_that_hangs(cluster: Make) -> None:
+def test_call_stops_waiting_for_a_faster_library_that_hangs(cluster: Make) -> None:
     c = two_kinds(cluster).tell("ana", report(total=2, unsent=0)).call("hangs")
     c.wait(1.0).call("last")
     assert c.waiting() == ["last"]
@@ -73,7 +73,7 @@ def test_call_does_not_wait_for_a_library_that_hangs(cluster: Make) -> None:
     assert (c.held("slow"), c.waiting()) == (["last"], [])
 
 
-def test_call_waits_if_only_the_faster_kind_meets_its_deadline(cluster: Make) -> None:
+def test_call_waits_if_only_the_faster_device_meets_its_deadline(cluster: Make) -> None:
     c = two_kinds(cluster).call("first").wait(1.0)
     c.call("due", objective=Objective(deadline_at=c.now + 25.0))
     assert (c.held("slow"), c.waiting()) == ([], ["due"])
@@ -95,7 +95,7 @@ def test_slow_pilot_drains_earlier(cluster: Make) -> None:
     assert {name: c.pilot(name).state.value for name in ("fast", "slow")} == {"fast": "here", "slow": "draining"}
 
 
-def test_forecast_counts_each_kind_by_its_speed(cluster: Make) -> None:
+def test_forecast_weights_each_device_kind_by_its_speed(cluster: Make) -> None:
     c = two_kinds(cluster).calls(52)
     assert c.status().left_s == pytest.approx(52 / (1 / 10.0 + 1 / 40.0), rel=0.01)
     for name in [c.names[call.id] for call in list(c.context().queue)]:

@@ -63,7 +63,7 @@ def test_stopping_library_counts_until_it_has_ended(cluster: Make) -> None:
     assert states(c) == [LibraryState.LOADING]
 
 
-def test_pilot_disconnected_for_longer_than_a_blip_is_not_counted(cluster: Make) -> None:
+def test_limit_ignores_libraries_of_a_long_disconnected_pilot(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(most=1)).call("x", context="a").ready()
     c.cut("p1").call("y", context="a").wait(1)
     assert c.lives_on("a") == ["p1"], "it may be a blip"
@@ -73,7 +73,7 @@ def test_pilot_disconnected_for_longer_than_a_blip_is_not_counted(cluster: Make)
     assert sorted(state.value for state in states(c)) == ["ready", "stopping"], "the one too many goes"
 
 
-def test_gang_larger_than_the_allowed_libraries_fails(cluster: Make) -> None:
+def test_gang_larger_than_max_libraries_fails(cluster: Make) -> None:
     c = cluster(pilots=3).define(limited(most=2)).call("g", context="a", gang=(3, 3)).call("h", context="a")
     failure = c.ended["g"].failure
     assert failure.kind is FailureKind.NO_DEVICE
@@ -82,7 +82,7 @@ def test_gang_larger_than_the_allowed_libraries_fails(cluster: Make) -> None:
     assert "h" not in c.ended
 
 
-def test_gang_limited_by_another_program_names_that_program(cluster: Make) -> None:
+def test_gang_error_says_that_another_program_set_the_limit(cluster: Make) -> None:
     c = cluster(pilots=4).define(limited(most=4)).client("bob").tell("bob", say.DefineRecipe(limited(most=1)))
     c.call("g", context="a", gang=(3, 3)).wait(2)
     message = c.ended["g"].failure.message
@@ -183,7 +183,7 @@ def test_calls_restart_the_keep_alive_with_one_timer(served: Cluster) -> None:
     assert states(served.wait(0.2)) == [LibraryState.STOPPING]
 
 
-def test_busy_library_at_the_end_of_its_keep_alive_stays(served: Cluster) -> None:
+def test_keep_alive_does_not_unload_a_busy_library(served: Cluster) -> None:
     served.wait(1.0).call("long", context="a").wait(50.0)
     assert states(served) == [LibraryState.READY]
     assert not keep_alive_timers(served)
@@ -212,7 +212,7 @@ def test_zero_keep_alive_unloads_at_once_and_negative_is_refused(cluster: Make) 
 
 
 @pytest.mark.parametrize("keep_alive_s", [0.0, 5.0])
-def test_libraries_reserved_for_a_gang_are_not_idle(cluster: Make, keep_alive_s: float) -> None:
+def test_keep_alive_does_not_unload_libraries_reserved_for_a_gang(cluster: Make, keep_alive_s: float) -> None:
     c = cluster(pilots=2).define(limited(keep_alive_s=keep_alive_s), recipe("b", memory="8 GB"))
     c.call("long", context="b").ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
     assert states(c) == [LibraryState.READY], "the other device is busy"
@@ -223,7 +223,7 @@ def test_libraries_reserved_for_a_gang_are_not_idle(cluster: Make, keep_alive_s:
     assert states(c) == [LibraryState.STOPPING] * 2
 
 
-def test_libraries_reserved_in_vain_are_unloaded(cluster: Make) -> None:
+def test_libraries_reserved_for_a_cancelled_gang_are_unloaded(cluster: Make) -> None:
     c = cluster(pilots=2).define(limited(keep_alive_s=5.0), recipe("b", memory="8 GB")).call("long", context="b")
     c.ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
     c.tell("ana", say.Cancel([c.ids["g"]])).wait(5.1)
@@ -258,7 +258,7 @@ def test_strictest_of_several_limits_applies(said: list[LibraryLimits], holds: L
     assert combine_limits(said) == holds == combine_limits(said[::-1])
 
 
-def test_limits_of_connected_programs_apply_and_the_last_ones_stay(cluster: Make) -> None:
+def test_connected_programs_set_the_limits_and_the_last_limits_stay(cluster: Make) -> None:
     c = cluster(pilots=3).client("bob").define(limited(least=1, most=2, keep_alive_s=5.0))
     c.tell("bob", say.DefineRecipe(limited(most=1, keep_alive_s=50.0)))
     assert c.context("a").limits == LibraryLimits(1, 1, 50.0)
@@ -276,7 +276,7 @@ def leave(c: Cluster, client: str) -> None:
     c.event(ClientGone(client))
 
 
-def test_libraries_kept_by_a_program_are_unloaded_after_it_left(cluster: Make) -> None:
+def test_min_libraries_of_a_program_are_unloaded_after_it_leaves(cluster: Make) -> None:
     c = cluster(pilots=1).client("eve").define(limited(least=1, keep_alive_s=5.0)).call("x", context="a")
     c.ready().end("x").wait(60)
     assert states(c) == [LibraryState.READY]
@@ -338,7 +338,7 @@ def test_pilots_beyond_the_library_limit_are_not_requested(cluster: Make) -> Non
     assert len(without.asked()) > 2
 
 
-def test_pilot_leaves_after_its_model_unless_a_library_must_stay(cluster: Make) -> None:
+def test_idle_pilot_is_released_unless_a_library_must_stay_loaded(cluster: Make) -> None:
     for least, goes in ((0, True), (1, False)):
         c = cluster().sources(source()).define(limited(least=least, keep_alive_s=10.0)).call("x", context="a").wait(1)
         [block] = c.asked()
@@ -348,7 +348,7 @@ def test_pilot_leaves_after_its_model_unless_a_library_must_stay(cluster: Make) 
         assert bool(released) is goes or c.pilot().released is goes
 
 
-def test_blocks_released_together_leave_the_minimum_number(cluster: Make) -> None:
+def test_releasing_blocks_together_keeps_the_minimum_of_libraries(cluster: Make) -> None:
     c = cluster().sources(source(), msgspec.structs.replace(source(), name="there"))
     c.define(limited(least=1)).calls(4, context="a").wait(1)
     blocks = c.asked()

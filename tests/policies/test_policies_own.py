@@ -106,7 +106,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_policy_class_decides_at_the_seams_of_its_methods(mine: Path) -> None:
+def test_policy_class_replaces_only_policies_whose_methods_it_has(mine: Path) -> None:
     never = find("mine.py:Never", folder=mine)
     made = never.make()
     assert (never.name, never.about, made.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
@@ -141,7 +141,7 @@ def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
         ("residency", "Blocks", r"lacks wanted, measured; it implements provisioning: .*\(\[policy\] name = …\)"),
     ],
 )
-def test_policy_named_at_a_seam_without_its_methods_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
+def test_policy_without_the_methods_of_its_role_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"mine\.py:{own}: it is the {seam} policy, but {why}"):
         check_policies([site(**{seam: f"{mine}/mine.py:{own}"})])
     check_policies([site(**{seam: f"{mine}/mine.py:Both"})])
@@ -181,7 +181,7 @@ def test_invalid_policy_is_refused_with_the_reason(mine: Path, name: str) -> Non
 
 @pytest.mark.parametrize(("seam", "kind"), [(seams.Dispatch, "dispatch"), (seams.Residency, "residency"),
                                             (seams.Provisioning, "provisioning")])  # fmt: skip
-def test_methods_called_at_a_seam_are_those_of_its_protocol(seam: type, kind: str) -> None:
+def test_policy_checks_know_every_method_of_each_policy_protocol(seam: type, kind: str) -> None:
     has = {each for base in (seam, seams.Rounds) for each in vars(base) if not each.startswith("_")}
     assert has == {*session_policies.SEAMS[kind], *session_policies.COMMON}
 
@@ -292,7 +292,7 @@ def test_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> Non
     assert (folder.path / policy_file(read_chosen_policies(folder).dispatch)).is_file()
 
 
-def test_policy_objects_of_its_package_are_in_snapshots(lab: Path) -> None:
+def test_snapshot_includes_the_modules_of_the_policy_package(lab: Path) -> None:
     made = find("lab/policies/fair.py:Few", folder=lab).make()
     assert {"lab.policies.fair", "lab.limits"} <= policies_modules(made)
 
@@ -313,7 +313,7 @@ def test_settings_are_keyword_arguments_of_the_policy(mine: Path) -> None:
         find("mine.py:First", folder=mine).make(patience_s=7.0)
 
 
-def test_policy_sets_what_contexts_keep_under_it(mine: Path) -> None:
+def test_policy_class_sets_the_awareness_level_of_contexts(mine: Path) -> None:
     (mine / "less.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'disk'\n")
     assert find("less.py:Less", folder=mine).make().awareness is Awareness.DISK
     (mine / "wrong.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'half'\n")
@@ -329,7 +329,7 @@ def test_default_session_has_the_default_policy_and_no_file(tmp_path: Path) -> N
     assert type(policies_of(folder).residency) is LoadWhereWanted
 
 
-def test_modules_imported_by_the_policy_are_kept_too(
+def test_session_also_keeps_modules_that_the_policy_imports(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (mine / "their_policies.py").write_text(MINE)
@@ -340,7 +340,7 @@ def test_modules_imported_by_the_policy_are_kept_too(
     assert type(policies_of(folder).residency).__module__ == "their_policies"
 
 
-def test_no_awareness_reports_what_it_cannot_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_awareness_policy_warns_which_contexts_it_is_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = SessionFolder(tmp_path)
     folder.make()
     keep_policies(folder, [site(name=f"{ROOT}/{BASELINES['no-awareness']}")])

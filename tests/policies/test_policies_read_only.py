@@ -109,7 +109,7 @@ def run(guard: ReadOnly, policies: Policies, arrivals: Sequence[Arrival]) -> Non
 
 
 @pytest.mark.parametrize("name", [*SHIPPED, *BASELINES])
-def test_policies_do_not_write_into_the_view(guard: ReadOnly, name: str) -> None:
+def test_policies_do_not_modify_their_view_of_the_state(guard: ReadOnly, name: str) -> None:
     plain = [Arrival(2.0 * n, "llm", items=2) for n in range(4)]
     jobs = [Arrival(10.0 * n, "llm", items=20, deadline_s=60.0, gang=(1, 4)) for n in range(2)]
     run(guard, policy(name).make(), sorted([*plain, *jobs], key=lambda each: each.at_s))
@@ -135,7 +135,7 @@ class Marks(LoadWhereWanted):
         (HottestFirst, Marks, r"residency\.wanted has changed the state"),
     ],
 )
-def test_policy_that_writes_is_detected(
+def test_policy_that_modifies_its_view_of_the_state_is_detected(
     guard: ReadOnly, dispatch: Callable[[], Any], residency: Callable[..., Any], said: str
 ) -> None:
     asked = KeepBlocks()

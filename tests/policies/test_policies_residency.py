@@ -24,7 +24,7 @@ from stoker.protocol.calls import CallProgress, FailureKind, Features, Objective
 from stoker.protocol.show_status import render
 
 
-def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None:
+def test_another_library_is_loaded_only_if_waiting_takes_longer(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("x", context="a")
     c.hot(context="a", run_s=1.0, load_s=9.9).join("p2").forget()
     c.calls(10, context="a").wait(5)  # 10 calls of 1 s on one library: the last call waits 9 s, and a load takes 10 s
@@ -33,7 +33,7 @@ def test_another_load_happens_only_if_the_wait_exceeds_it(cluster: Make) -> None
     assert c.lives_on("a") == ["p1", "p2"]
 
 
-def test_advice_from_history_counts_until_the_first_measurement(cluster: Make) -> None:
+def test_recorded_times_are_used_until_the_first_measurement(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a"))
     c.advise("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)})
     c.calls(30, context="a")
@@ -41,7 +41,7 @@ def test_advice_from_history_counts_until_the_first_measurement(cluster: Make) -
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
 
 
-def test_idle_libraries_are_evicted_for_room_least_recent_first(cluster: Make) -> None:
+def test_least_recently_used_idle_libraries_are_evicted_first(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(*(recipe(x, memory="3 GB") for x in "abc"))
     for at, name in enumerate("ab"):
         c.wait(at).call(name, context=name).ready().end(name)
@@ -102,7 +102,7 @@ def test_gpu_context_is_placed_by_device_memory_alone(cluster: Make) -> None:
     assert (start.memory_bytes, start.device_memory_bytes) == (60 * 10**9, 7 * 10**9)
 
 
-def test_starving_context_gets_devices_of_the_largest_holder(cluster: Make) -> None:
+def test_context_with_most_devices_gives_one_to_a_starving_context(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.calls(50, context="a").ready().wait(1).call("b1", context="b")
     c.wait(8)
@@ -116,7 +116,7 @@ def test_starving_context_gets_devices_of_the_largest_holder(cluster: Make) -> N
     assert c.ended["b1"].ok
 
 
-def test_wide_context_gets_near_devices_of_one_kind(cluster: Make) -> None:
+def test_multi_device_context_gets_nearby_devices_of_one_kind(cluster: Make) -> None:
     kinds, islands = ("A10", "H100", "A10", "H100", "H100"), (1, 1, 2, 2, 1)
     there = tuple(
         msgspec.structs.replace(one, kind=kind, island=island)
@@ -130,7 +130,7 @@ def test_wide_context_gets_near_devices_of_one_kind(cluster: Make) -> None:
     assert "3 devices of one kind on one pilot" in c.ended["3"].failure.message
 
 
-def test_library_ends_with_one_of_its_devices(cluster: Make) -> None:
+def test_library_ends_if_one_of_its_devices_fails(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=4).define(recipe("wide", memory="8 GB", devices=2)).call("1", context="wide")
     library = c.ready().library(context="wide")
     lost, _ = library.devices
@@ -143,7 +143,9 @@ def test_library_ends_with_one_of_its_devices(cluster: Make) -> None:
 
 
 @pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
-def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies: Callable[[], Policies]) -> None:
+def test_no_library_is_evicted_on_a_pilot_that_ends_before_the_load(
+    cluster: Make, policies: Callable[[], Policies]
+) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.join("p1", of=devices(1), ends_in_s=60.0).call("x", context="a").ready().end("x")
     c.advise("b", {"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)})
@@ -154,7 +156,7 @@ def test_pilot_that_ends_before_the_load_evicts_nothing(cluster: Make, policies:
     assert c.lives_on("b") == ["p2"]
 
 
-def test_library_keeps_its_device_until_its_load_has_paid_off(cluster: Make) -> None:
+def test_library_keeps_its_device_for_at_least_its_load_time(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.calls(9, context="a").ready(load_s=30.0).call("b1", context="b").wait(25)
     assert c.library(context="a").state is LibraryState.READY
@@ -177,7 +179,7 @@ def test_pilot_with_two_failed_loads_is_avoided(cluster: Make, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_failed_load_is_retried_elsewhere_one_at_a_time(cluster: Make, name: str) -> None:
+def test_failed_load_is_retried_on_one_other_pilot_at_a_time(cluster: Make, name: str) -> None:
     c = cluster(pilots=1, policies=policy(name).make).define(recipe("a", memory="8 GB"))
     c.call("x", context="a").ready().end("x").join("p2").call("gang", context="a", gang=(4, 4), due_in_s=10_000.0)
     c.wait(0.5).fail_load(c.library("p2", "a")).join("p3", "p4", "p5").wait(0.5)
@@ -210,7 +212,9 @@ def places(c: Cluster, context: str) -> list[str]:
 
 
 @pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
-def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, policies: Callable[[], Policies]) -> None:
+def test_context_is_loaded_on_spare_cores_only_if_it_names_cpus(
+    cluster: Make, policies: Callable[[], Policies]
+) -> None:
     c = cluster(policies=policies).join("p1", of=mixed())
     c.define(recipe("m", memory="2 GB", device_memory_bytes=20 * GB), recipe("n", device_memory_bytes=20 * GB))
     c.define(recipe("host", memory="2 GB", kinds=("cpu",)))
@@ -221,7 +225,9 @@ def test_only_contexts_that_name_spare_cores_are_loaded_there(cluster: Make, pol
 
 
 @pytest.mark.parametrize(("kinds", "first"), [(("NVIDIA", "cpu"), "cuda:0"), (("cpu", "NVIDIA"), "cpu:0")])
-def test_device_kinds_are_tried_best_first(cluster: Make, kinds: tuple[str, ...], first: str) -> None:
+def test_devices_are_tried_in_the_order_that_the_context_names(
+    cluster: Make, kinds: tuple[str, ...], first: str
+) -> None:
     c = cluster().join("p1", of=mixed(host="20 GB")).define(recipe("a", memory="2 GB", kinds=kinds))
     c.call("1", context="a")
     assert places(c, "a") == [first]
@@ -229,7 +235,7 @@ def test_device_kinds_are_tried_best_first(cluster: Make, kinds: tuple[str, ...]
     assert places(c, "a") == ["cpu:0", "cuda:0"]
 
 
-def test_wide_context_is_not_split_between_gpus_and_cores(cluster: Make) -> None:
+def test_multi_device_context_is_not_split_between_gpus_and_cpus(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed(1, 2)).define(recipe("a", devices=2, memory="2 GB", kinds=("NVIDIA", "cpu")))
     c.define(recipe("b", devices=2, kinds=("NVIDIA",))).call("1", context="a").call("2", context="b")
     assert places(c, "a") == ["cpu:0", "cpu:1"]
@@ -246,7 +252,7 @@ def test_slinfer_uses_spare_cores_by_default(kinds: tuple[str, ...], where: str)
     assert places(c, "a") == [where]
 
 
-def test_blocks_are_computed_from_gpus_alone(cluster: Make) -> None:
+def test_number_of_requested_blocks_depends_on_gpus_alone(cluster: Make) -> None:
     c = cluster().sources(Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0))
     c.define(recipe("a", device_memory_bytes=20 * GB)).call("w", context="a")
     assert c.asked() == ["b1"]
@@ -255,7 +261,7 @@ def test_blocks_are_computed_from_gpus_alone(cluster: Make) -> None:
     assert len(c.asked()) == 4  # 5 blocks with b1, each counted as one GPU: fifty calls of 6 s in 60 s
 
 
-def test_gang_on_cores_waits_until_a_pilot_reports_their_number(cluster: Make) -> None:
+def test_gang_on_cpus_waits_until_a_pilot_reports_its_spare_cores(cluster: Make) -> None:
     c = cluster().sources(Source("gpus", first=1, most=1, slots=1), Source("small", first=1, most=1, slots=1))
     c.join("p1", block="b2").define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", kinds=("NVIDIA",)))
     c.call("g", context="host", gang=(4, 4)).call("no", context="a", gang=(4, 4)).wait(5)
@@ -304,7 +310,7 @@ def ordered(c: Cluster, pilot: str) -> list[str]:
     return [type(message).__name__ for message in c.mail.get(pilot, ())]
 
 
-def test_evicted_call_moves_to_a_free_device(packed: Cluster) -> None:
+def test_call_that_slows_its_neighbour_moves_to_a_free_device(packed: Cluster) -> None:
     c = slows(packed, "1", LIMIT + 0.01)
     old = c.library("p1", "b")
     assert ordered(c, "p2") == ["StartLibrary"]
@@ -325,14 +331,14 @@ def test_evicted_call_moves_to_a_free_device(packed: Cluster) -> None:
     [("2", 0.9, 50.0), ("1", LIMIT, 50.0), ("1", 0.9, 5.0)],
     ids=["the newcomer is slow", "a small slowdown", "it ran during the best pace"],
 )
-def test_no_call_is_evicted_if_the_new_call_is_not_to_blame(
+def test_call_is_not_evicted_unless_it_causes_a_large_slowdown(
     packed: Cluster, slow: str, share: float, best_ago_s: float
 ) -> None:
     slows(packed, slow, share, best_ago_s=best_ago_s).nothing_else_was_said()
 
 
 @pytest.mark.parametrize("lacks", ["progress", "a free device"])
-def test_call_without_progress_or_on_another_device_stays(cluster: Make, lacks: str) -> None:
+def test_slowing_call_stays_without_saved_progress_or_a_free_device(cluster: Make, lacks: str) -> None:
     c = cluster(pilots=1).define(recipe("a", device_memory_bytes=SMALL), recipe("b", device_memory_bytes=SMALL))
     c.call("1", context="a").ready().wait(30.0).call("2", context="b").ready()
     if lacks == "progress":
@@ -342,6 +348,6 @@ def test_call_without_progress_or_on_another_device_stays(cluster: Make, lacks: 
     slows(c.forget(), "1", 0.9).nothing_else_was_said()
 
 
-def test_call_is_moved_once(packed: Cluster) -> None:
+def test_call_that_slows_its_neighbour_is_moved_only_once(packed: Cluster) -> None:
     slows(packed, "1", 0.5).forget()
     slows(packed, "1", 0.5).nothing_else_was_said()

@@ -123,7 +123,7 @@ def test_evicted_call_keeps_its_progress_and_continues_elsewhere(toy: Make) -> N
     assert t.ended_at["low"] - second == pytest.approx(10.0 - 4.0, abs=0.1)
 
 
-def test_refused_offer_is_retried_elsewhere_and_its_story_says_why(toy: Make) -> None:
+def test_refused_call_runs_elsewhere_and_its_history_says_why(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Offer()), watch=frozenset({3}))
     first, second = t.pilot("p1"), t.pilot("p2")
     t.context("a").call("w1", "w2", context="a").run()
@@ -137,7 +137,7 @@ def test_refused_offer_is_retried_elsewhere_and_its_story_says_why(toy: Make) ->
 # ---- timers and rounds
 
 
-def test_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> None:
+def test_policy_can_set_a_timer_and_drop_a_call_with_a_reason(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(dispatch=stubs.Deadlines()))
     t.pilot("p1")
     t.call("long", run_s=30.0).call("late", objective=Objective(deadline_at=12.0)).call("patient").run()
@@ -147,7 +147,7 @@ def test_policy_gets_its_timer_and_may_drop_a_call_with_a_reason(toy: Make) -> N
     assert t.ended["patient"].ok
 
 
-def test_rounds_receive_exactly_the_changes_since_the_last_round(toy: Make) -> None:
+def test_policy_round_receives_exactly_the_changes_since_the_last(toy: Make) -> None:
     residency = stubs.MoreMemory(small=1 * GB, large=1 * GB)
     t = toy(policies=lambda: stubs.policies(residency=residency))
     t.by_hand = True  # the test reads the state of this policy object below
@@ -163,7 +163,7 @@ def test_rounds_receive_exactly_the_changes_since_the_last_round(toy: Make) -> N
     assert (rounds[21].calls, rounds[21].libraries) == ({t.ids["c1"]}, set())
 
 
-def test_late_advice_delays_nothing(toy: Make) -> None:
+def test_calls_start_without_waiting_for_late_advice(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(residency=stubs.LoadOnAdvice()))
     t.advise("a", after_s=5.0, run_s=1000.0, load_s=1.0)
     t.pilot("p1")
@@ -195,7 +195,7 @@ def test_call_is_sent_to_the_best_free_variant(toy: Make) -> None:
 # ---- virtual time
 
 
-def test_prefetched_short_calls_hide_the_round_trip(toy: Make) -> None:
+def test_prefetching_hides_the_round_trip_of_short_calls(toy: Make) -> None:
     t = toy(latency_s=0.002)
     t.pilot("p1")
     t.call("first", run_s=0.0005).run()
@@ -204,7 +204,7 @@ def test_prefetched_short_calls_hide_the_round_trip(toy: Make) -> None:
     assert t.now - before < 0.0005 * 400 + 4 * 0.002 + 0.02
 
 
-def test_device_seconds_are_accounted_by_tier(toy: Make) -> None:
+def test_device_seconds_are_counted_as_warm_or_cold(toy: Make) -> None:
     t = toy()
     t.pilot("p1")
     t.pilot("p2")

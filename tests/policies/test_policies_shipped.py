@@ -46,7 +46,7 @@ def test_each_lookup_returns_a_new_policy() -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_baseline_module_exists_where_its_error_says(name: str) -> None:
+def test_error_for_a_baseline_name_gives_the_path_of_its_file(name: str) -> None:
     where = BASELINES[name]
     with pytest.raises(
         ConfigError, match=rf"'{name}' is a baseline of a paper and .* give the path of its file: \"{where}\"$"
@@ -96,7 +96,7 @@ def loaded_from(name: str, shared: float, disk: float) -> RunOutcome:
     return simulate(name, world(source(1), context, links=links), calls(4))[1]
 
 
-def test_each_level_of_awareness_reloads_the_listed_parts() -> None:
+def test_lower_awareness_reloads_more_parts_of_a_context() -> None:
     # Reading the files takes 10 s from shared storage and 2 s from the disk.
     assert loaded_from("default", 1.0, 5.0).ended_at == pytest.approx(10.0 + 2.0 + 4 * 1.0)
     assert loaded_from("disk-only", 1.0, 5.0).ended_at == pytest.approx(10.0 + 4 * (2.0 + 1.0))
@@ -129,7 +129,7 @@ def two_contexts(memory_bytes: int = 8 * GB) -> World:
     )  # fmt: skip
 
 
-def test_exclusive_gives_a_device_to_one_context_at_a_time() -> None:
+def test_exclusive_policy_gives_a_device_to_one_context_at_a_time() -> None:
     both = [Arrival(0.0, name) for name in "ab" for _ in range(5)]
     shared, exclusive = (simulate(name, two_contexts(), both)[1] for name in ("default", "exclusive"))
     assert shared.ended_at == pytest.approx(10.0 + 10.0)  # both contexts load at once and share the device
@@ -147,7 +147,7 @@ def test_exclusive_reports_a_context_larger_than_any_device() -> None:
 # ---- random
 
 
-def test_random_sends_calls_to_random_libraries() -> None:
+def test_random_policy_sends_calls_to_random_libraries() -> None:
     few_at_a_time = calls(8) + [Arrival(20.0 + 0.6 * n, "llm") for n in range(200)]
 
     def used(name: str) -> list[int]:

@@ -55,7 +55,7 @@ def test_sleeping_model_wakes_instead_of_loading() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["host memory", "sleep", "time", "an order"])
-def test_library_ends_if_sleep_is_not_allowed(lacks: str) -> None:
+def test_idle_library_ends_if_it_cannot_or_should_not_sleep(lacks: str) -> None:
     c = on_gpu("a", "b", memory="7 GB", sleepers="1 GB" if lacks == "host memory" else "20 GB")
     serve(c, "a")
     library = of(c, "a")
@@ -97,7 +97,7 @@ def test_load_on_a_free_gpu_beats_a_slow_wake() -> None:
     assert c.hears("p2", to_pilot.StartLibrary).recipe.key == "a"
 
 
-def test_cpu_library_sleeps_if_freed_caches_are_sufficient() -> None:
+def test_cpu_library_sleeps_if_its_freed_caches_make_enough_room() -> None:
     c = Cluster().join("p1", of=devices(1, memory="10 GB"))
     c.define(recipe("a", memory="8 GB"), recipe("b", memory="7 GB"))
     c.call("a1", context="a").ready(memory="2 GB", sleeps=True).end("a1").forget()
@@ -106,7 +106,7 @@ def test_cpu_library_sleeps_if_freed_caches_are_sufficient() -> None:
     assert c.hears("p1", to_pilot.StartLibrary).device_memory_bytes == 7 * GB
 
 
-def test_measured_memory_of_a_sleeping_library_decides_next_time() -> None:
+def test_next_sleep_reserves_the_memory_measured_in_the_last_sleep() -> None:
     c = Cluster().join("p1", of=devices(1, memory="10 GB"))
     c.define(recipe("a", memory="8 GB"), recipe("b", memory="7 GB"))
     c.call("a1", context="a").ready(memory="2 GB", sleeps=True).end("a1")
@@ -116,7 +116,7 @@ def test_measured_memory_of_a_sleeping_library_decides_next_time() -> None:
     assert c.hears("p1", to_pilot.SleepLibrary).device_memory_bytes == 3 * GB
 
 
-def test_starved_context_wakes_next_to_a_busy_library() -> None:
+def test_starved_context_wakes_in_place_of_a_busy_library() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).forget()
     c.call("a2", context="a").wait(30)
@@ -147,7 +147,7 @@ def test_gpu_library_sleeps_after_its_keep_alive() -> None:
     c.hears("p1", to_pilot.SleepLibrary)
 
 
-def test_context_that_failed_to_wake_sleeps_no_more() -> None:
+def test_context_that_failed_to_wake_is_not_put_to_sleep_again() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1")
     c.call("a2", context="a").asleep(of(c, "b"), keeps="1 GB", host="5 GB").forget()
@@ -158,7 +158,7 @@ def test_context_that_failed_to_wake_sleeps_no_more() -> None:
     assert c.hears("p1", to_pilot.StopLibrary).library == of(c, "a").id
 
 
-def test_policy_whose_pools_wake_nothing_ends_its_libraries() -> None:
+def test_policy_that_cannot_wake_libraries_ends_idle_libraries() -> None:
     c = Cluster(policies=prompt_tuner).join("p1", of=devices(1, kind="A10", memory="7 GB"), sleepers="20 GB")
     c.define(*(recipe(name, device_memory_bytes=6 * GB) for name in "ab"))
     c.call("a1", context="a").ready(memory="6 GB", sleeps=True).end("a1").forget()
@@ -166,7 +166,7 @@ def test_policy_whose_pools_wake_nothing_ends_its_libraries() -> None:
     c.hears("p1", to_pilot.StopLibrary)
 
 
-def test_unused_sleeping_library_ends_with_the_pilot_walltime() -> None:
+def test_sleeping_library_is_not_woken_on_a_pilot_about_to_end() -> None:
     c = serve(on_gpu("a", "b", memory="7 GB"), "a")
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1").forget()
     c.report("p1", say.WalltimeUpdate(1.0))

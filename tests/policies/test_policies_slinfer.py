@@ -43,7 +43,7 @@ def lab() -> Lab:
     return Lab().models("a", "b", "c").pilot_of("gpu", "gpu").pilot_of("cpu", "cpu")
 
 
-def test_cpu_that_reads_prompts_too_slowly_is_left_out(lab: Lab) -> None:
+def test_call_is_not_sent_to_a_cpu_that_reads_prompts_too_slowly(lab: Lab) -> None:
     lab.ask("x", prompt=950)  # reading takes 0.95 s, or 1.045 s with a margin of a tenth, but only 1 s is left
     lab.nothing_else_was_said()
     assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would be more than")
@@ -123,7 +123,7 @@ def accept(lab: Lab, pilot: str, name: str) -> to_pilot.RunCalls:
     return order
 
 
-def test_smaller_neighbour_ends_after_the_pilot_has_accepted() -> None:
+def test_smaller_neighbour_is_preempted_once_the_pilot_accepts() -> None:
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     victim, grower = lab.library("cpu", "b"), lab.library("cpu", "a")
     order = accept(lab, "cpu", "3")
@@ -137,7 +137,7 @@ def test_smaller_neighbour_ends_after_the_pilot_has_accepted() -> None:
     assert not lab.refused
 
 
-def test_only_an_offer_preempts_and_only_a_neighbour() -> None:
+def test_only_an_offer_may_preempt_and_only_on_a_shared_device() -> None:
     lab = neighbours(others=1).ask("3", prompt=400, output=100)
     call, mine, other = lab.ids["3"], lab.library("cpu", "a").id, lab.library("cpu", "b").id
     lab.by_hand = True
@@ -165,7 +165,7 @@ def test_cancelled_or_refused_call_preempts_no_instance(cancelled: bool) -> None
     assert grower.promised_bytes == promised
 
 
-def test_calls_of_other_contexts_are_not_evicted() -> None:
+def test_calls_of_contexts_without_a_token_cache_are_not_evicted() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu", memory="10.3 GB").define(recipe("plain", memory="5 GB"))
     lab.ask("1", "2", prompt=400, output=100, objective=Objective())
     lab.started("cpu")
@@ -176,7 +176,7 @@ def test_calls_of_other_contexts_are_not_evicted() -> None:
 
 
 @pytest.mark.parametrize(("memory", "fit"), [("5.3 GB", True), ("5.1 GB", False)])
-def test_evicted_calls_must_fit_elsewhere_together(memory: str, fit: bool) -> None:
+def test_calls_are_evicted_only_if_all_of_them_fit_elsewhere(memory: str, fit: bool) -> None:
     lab = neighbours(others=3, tokens=300, memory="11 GB", objective=Objective())  # 400 MB of cache each
     lab.pilot_of("cpu2", "cpu", memory=memory)
     lab.ask("3", prompt=900, output=300, objective=Objective())
@@ -194,7 +194,7 @@ def test_calls_that_would_be_late_elsewhere_are_not_evicted(elsewhere: str, late
     assert bool(lab.mail.get("cpu")) != late
 
 
-def test_decode_time_of_a_neighbour_can_be_preempted() -> None:
+def test_neighbour_is_preempted_if_that_saves_enough_decode_time() -> None:
     lab = neighbours(others=1, memory="20 GB").pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=10, output=10)
     assert lab.offered("cpu") == ("3", 0.0)
     lab.refuse("cpu", "3", over_s=0.04)
@@ -219,7 +219,7 @@ def test_evicted_call_gets_a_place_even_if_late() -> None:
 
 
 @pytest.mark.parametrize(("others", "elsewhere"), [(1, False), (4, True)])
-def test_other_neighbours_stay(others: int, elsewhere: bool) -> None:
+def test_neighbour_with_more_calls_or_without_another_place_stays(others: int, elsewhere: bool) -> None:
     lab = neighbours(others=others)
     if elsewhere:
         lab.pilot_of("cpu2", "cpu", memory="7 GB")
@@ -252,7 +252,7 @@ def test_calls_wait_for_a_loading_instance_if_it_serves_in_time() -> None:
     assert sorted(len(lab.mail.get(name, ())) for name in ("cpu", "cpu2")) == [1, 1]
 
 
-def test_call_that_waits_for_a_load_is_late_on_no_other_instance() -> None:
+def test_call_waits_for_a_loading_instance_despite_refusals() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("gpu", "gpu").ask("x", prompt=10)
     lab.serves("cpu")
     lab.ask("y", prompt=10)
@@ -326,7 +326,7 @@ def places(lab: Lab) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_instances_fill_a_pilot_and_spread_over_its_devices() -> None:
+def test_new_instances_are_spread_over_all_free_devices() -> None:
     limits = LibraryLimits(least=1)
     lab = Lab().models("a", "b", "c", "d", limits=limits)
     for pilot, memory in (("wide", "12 GB"), ("small", "6 GB")):
@@ -356,7 +356,7 @@ def test_second_load_does_not_slow_running_calls(load_s: float, loads: bool) -> 
     assert bool(lab.mail.get("q")) is loads
 
 
-def test_failing_model_is_loaded_only_for_calls() -> None:
+def test_model_that_fails_to_load_is_tried_again_only_for_calls() -> None:
     lab = Lab().models("a", limits=LibraryLimits(least=1)).pilot_of("gpu", "gpu").pilot_of("cpu", "cpu")
     lab.ask("x", objective=Objective())
     loads = 0
@@ -400,7 +400,7 @@ def test_waiting_call_is_dropped_once_its_first_token_would_be_late() -> None:
     assert lab.ended["y"].failure.message.startswith("its first token would be more than 0.")
 
 
-def test_refused_offers_are_counted_by_case_and_named_in_the_drop() -> None:
+def test_refusals_of_a_dropped_call_are_counted_by_reason() -> None:
     lab = Lab().models("a", limits=LibraryLimits(most=1)).pilot_of("cpu", "cpu").ask("x")
     lab.serves("cpu")
     cases = [RefusalCase.DECODE_ROUND] * 3 + [RefusalCase.MEMORY]

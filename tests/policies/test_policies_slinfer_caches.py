@@ -65,7 +65,7 @@ def test_measured_weights_count_if_they_are_larger(lab: Lab) -> None:
     assert lab.offered() == ("x", pytest.approx(6 + 1 * 1.25))
 
 
-def test_another_kind_of_device_has_its_own_measurements(lab: Lab) -> None:
+def test_memory_measurements_are_separate_for_each_device_kind(lab: Lab) -> None:
     lab.ask("x").loads()
     lab.offered()
     lab.join("p2", of=devices(1, memory="9 GB")).ask("y")
@@ -76,7 +76,7 @@ def test_another_kind_of_device_has_its_own_measurements(lab: Lab) -> None:
     assert lab.offered("p2")[0] == "y"
 
 
-def test_offers_stay_within_a_cache_that_cannot_be_resized(lab: Lab) -> None:
+def test_calls_are_limited_to_the_size_of_a_fixed_cache(lab: Lab) -> None:
     lab.ask("1", tokens=600).loads(FIXED, measured=10.0)
     assert lab.offered() == ("1", 0.0)
     assert lab.promised() == [pytest.approx(11.0)]  # the measured bytes, as in the default policy
@@ -105,14 +105,14 @@ def test_manager_without_its_journal_learns_the_cache_size(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("cache", [TokenCache(-1, 1, 1), TokenCache(1, 0, 1), TokenCache(1, 1, 0, is_fixed=True)])
-def test_impossible_report_is_refused(lab: Lab, cache: TokenCache) -> None:
+def test_pilot_that_reports_an_impossible_cache_is_disconnected(lab: Lab, cache: TokenCache) -> None:
     lab.ask("x")
     start = lab.hears("p1", to_pilot.StartLibrary)
     lab.report("p1", say.LibraryReady(start.library, 0.1, 1.0, cache=cache))
     assert "p1" not in lab.core.state.pilots
 
 
-def test_declared_folder_is_known_before_the_load() -> None:
+def test_cache_size_of_a_declared_model_is_known_before_the_load() -> None:
     facts = devices(1, kind="gpu", memory="20 GB")[0]
     cache_of: Callable[[Needs], TokenCache | None] = lambda needs: token_cache(needs, facts, None, measured_bytes=0)  # noqa: E731
     declared = Needs(device_memory_bytes=5 * GB, token_bytes=1_000_000, cache_tokens=1000)

@@ -91,7 +91,7 @@ def test_sleeping_instance_ends_if_its_remaining_memory_is_needed() -> None:
     lab.loads("b")
 
 
-def test_sleeping_instance_on_a_busy_gpu_stays_asleep_for_late_calls() -> None:
+def test_instance_is_not_woken_on_a_busy_gpu_if_calls_would_be_late() -> None:
     lab = Lab(memory="20 GB").models("a", "b").served("x").idle()
     lab.asleep(lab.of(), keeps="1 GB", host="5 GB").forget()
     hurried = Objective(ttft_s=0.2, tpot_s=0.08)
@@ -102,7 +102,7 @@ def test_sleeping_instance_on_a_busy_gpu_stays_asleep_for_late_calls() -> None:
     assert lab.hears("p1", to_pilot.WakeLibrary).library == lab.of().id
 
 
-def test_minimum_number_of_instances_is_woken_first() -> None:
+def test_sleeping_instance_wakes_to_reach_the_minimum_number() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(lab.of(), keeps="1 GB", host="5 GB").forget()
     lab.define(msgspec.structs.replace(lab.context("a").recipe, limits=LibraryLimits(least=1))).wait(0.3)
@@ -111,7 +111,7 @@ def test_minimum_number_of_instances_is_woken_first() -> None:
     lab.nothing_else_was_said()
 
 
-def test_own_keep_alive_puts_an_instance_to_sleep() -> None:
+def test_instance_sleeps_after_the_keep_alive_of_its_context() -> None:
     lab = Lab().models("a", limits=LibraryLimits(keep_alive_s=20.0)).served("x").idle(seconds=19)
     lab.nothing_else_was_said()
     lab.wait(2)

@@ -104,7 +104,7 @@ def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
 
 
-def test_hopelessly_late_job_gets_only_unwanted_devices(allot: Allot) -> None:
+def test_hopelessly_late_job_gets_only_devices_no_other_job_needs(allot: Allot) -> None:
     lost, hopeful = job(1, 10.0, 100.0), job(2, 300.0, 100.0)
     assert allot([lost, hopeful], Pool(idle=1), now=0.0) == {2: 1}
     assert allot([lost, hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
@@ -116,7 +116,7 @@ def test_delayed_job_keeps_the_idle_device_that_it_needs_later(allot: Allot) -> 
     assert allot([lost, delayed], Pool(idle=1, busy=(5.0,)), now=0.0) == {}
 
 
-def test_job_waits_for_devices_returned_in_time_else_for_cold_ones(order: Order) -> None:
+def test_job_waits_for_busy_devices_in_time_or_orders_cold_devices(order: Order) -> None:
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     assert order({"a": [job(1, 200.0, 100.0)]}, {"a": pool}, cold=8, now=0.0) == {}
     [ordered] = order({"a": [job(1, 130.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"].values()
@@ -181,7 +181,7 @@ def test_devices_held_by_a_job_stay_with_it() -> None:
     assert (two.promise, two.ends_at) == (None, 152.0)
 
 
-def test_walk_returns_the_expected_end_of_each_job() -> None:
+def test_scheduling_pass_returns_the_expected_end_of_each_job() -> None:
     waiting = [job(1, 200.0, 100.0), job(2, 130.0, 100.0), job(3, 20.0, 100.0), PoolJob(4, 0.0, (50.0,))]
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     found = {fate.job.id: fate for fate in walk({"a": waiting}, {"a": pool}, cold=1, now=0.0)}
@@ -214,7 +214,7 @@ pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60
 
 
 @given(jobs, pools, some.lists(some.integers(1, 3), max_size=4), some.floats(0.0, 400.0))
-def test_allotment_agrees_with_the_plain_algorithm(
+def test_device_allotment_agrees_with_the_reference_algorithm(
     waiting: list[PoolJob], pool: Pool, kept: list[int], now: float
 ) -> None:
     promised = tuple(
@@ -227,7 +227,7 @@ def test_allotment_agrees_with_the_plain_algorithm(
 
 
 @given(jobs, jobs, pools, pools, some.integers(0, 12), some.floats(0.0, 400.0), some.booleans(), some.integers(1, 5))
-def test_walks_agree_with_the_plain_algorithm_for_any_round_size(
+def test_replica_orders_agree_with_the_reference_for_any_round_size(
     some_jobs: list[PoolJob], more: list[PoolJob], one: Pool, two: Pool, cold: int, now: float, delay: bool, looks: int
 ) -> None:
     waiting = {"a": some_jobs, "b": [msgspec.structs.replace(each, id=each.id + 10**7) for each in more]}
@@ -240,7 +240,7 @@ def test_walks_agree_with_the_plain_algorithm_for_any_round_size(
     some.lists(some.tuples(some.integers(0, 11), some.floats(0.0, 30.0), some.integers(0, 12)), max_size=12),
     pools,
 )
-def test_incrementally_updated_line_equals_a_rebuilt_line(
+def test_incrementally_updated_job_queue_equals_a_rebuilt_queue(
     waiting: list[PoolJob], steps: list[tuple[int, float, int]], pool: Pool
 ) -> None:
     line, here, now = JobQueue(), dict[int, PoolJob](), 0.0
@@ -264,7 +264,7 @@ def test_incrementally_updated_line_equals_a_rebuilt_line(
 
 
 @pytest.mark.parametrize("again", range(3))
-def test_number_of_orders_converges(again: int, order: Order) -> None:
+def test_next_round_does_not_order_replicas_again(again: int, order: Order) -> None:
     waiting = [job(n, 60.0 + 10 * n, 100.0) for n in range(6)]
     pool = Pool(idle=again, cold_s=20.0)
     ordered = order({"a": waiting}, {"a": pool}, cold=30, now=0.0)["a"]

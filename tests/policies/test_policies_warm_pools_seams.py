@@ -79,7 +79,7 @@ def warm(t: Toy, count: int, key: str = "a") -> Toy:
 
 
 @pytest.mark.parametrize(("due_in", "replicas"), [(130.0, 1), (70.0, 2), (50.0, 3), (42.0, 4)])
-def test_job_starts_at_once_on_as_many_as_its_deadline_needs(lab: Make, due_in: float, replicas: int) -> None:
+def test_job_starts_on_as_many_replicas_as_its_deadline_needs(lab: Make, due_in: float, replicas: int) -> None:
     t = job(lab(), "j", due_in=due_in).run()
     assert {n for _, n in starts(t, "j")} == {replicas}
     assert len({at for at, _ in starts(t, "j")}) == 1
@@ -98,7 +98,7 @@ def test_promised_replica_is_not_given_to_a_later_job(lab: Make) -> None:
 
 
 @pytest.mark.parametrize("delay", [True, False])
-def test_job_with_time_waits_for_free_devices_unless_disabled(lab: Make, delay: bool) -> None:
+def test_job_with_a_late_deadline_waits_for_devices_by_default(lab: Make, delay: bool) -> None:
     t = warm(lab(delay=delay), 2)
     job(t, "j", items=40, due_in=60.0, gang=(2, 2)).run(until=t.now + 1.0)
     job(t, "k", items=40, due_in=120.0).run()
@@ -114,7 +114,7 @@ def test_job_with_the_nearest_deadline_gets_its_devices_first(lab: Make) -> None
     assert starts(t, "soon")[0][0] < starts(t, "late")[0][0]
 
 
-def test_work_before_the_first_item_counts(lab: Make) -> None:
+def test_fixed_work_of_a_job_is_part_of_its_expected_duration(lab: Make) -> None:
     t = job(lab(), "j", due_in=130.0, fixed_s=40.0).run(until=1.0)
     assert libraries(t) == 2
 
@@ -182,7 +182,7 @@ def test_library_unused_for_the_window_is_unloaded(lab: Make) -> None:
     assert libraries(t) == 0
 
 
-def test_idle_session_has_no_rounds(lab: Make) -> None:
+def test_idle_session_runs_no_policy_rounds(lab: Make) -> None:
     t = warm(lab(window_s=5.0), 1)
     assert any(key.startswith("round/") for key in t.core.state.timers)
     t.run(until=t.now + 10.0)
@@ -328,7 +328,7 @@ def test_single_calls_with_a_deadline_are_sent_without_a_gang(lab: Make) -> None
     assert size(t, "c") == 1
 
 
-def test_context_without_deadlines_is_evicted_at_once(lab: Make) -> None:
+def test_context_without_deadlines_is_evicted_at_once_for_a_job(lab: Make) -> None:
     t = lab(devices=2)
     t.context("plain", load_s=1.0, declares="8 GB").call("c1", "c2", context="plain").run()
     assert libraries(t, "plain") == 2
@@ -337,7 +337,7 @@ def test_context_without_deadlines_is_evicted_at_once(lab: Make) -> None:
     assert t.ended_at["j"] <= began + 50.0
 
 
-def test_gang_without_devices_gets_those_of_small_idle_libraries(lab: Make) -> None:
+def test_small_idle_libraries_are_unloaded_for_a_waiting_gang(lab: Make) -> None:
     t = lab(devices=2)
     t.context("small", load_s=1.0, declares="2 GB").call("c1", "c2", context="small", run_s=2.0).run()
     t.context("slim", load_s=1.0, declares="4 GB")
@@ -353,7 +353,7 @@ def test_late_gangs_of_two_models_do_not_deadlock(lab: Make) -> None:
     assert t.ended["two"].ok
 
 
-def test_ordinary_contexts_may_have_idle_replicas_at_once(lab: Make) -> None:
+def test_context_without_deadlines_replaces_idle_replicas_at_once(lab: Make) -> None:
     t = warm(lab(devices=2), 2)
     began = t.now
     t.context("plain", load_s=1.0, declares="8 GB").call("c", context="plain").run()

@@ -47,7 +47,7 @@ with stoker.load(site="one.toml") as session:
 
 
 @pytest.mark.long
-def test_late_advisor_is_killed_and_delays_nothing(world: World) -> None:
+def test_killed_advisor_is_replaced_and_delays_no_call(world: World) -> None:
     (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:2"\n')
     (world.path / "program.py").write_text(PROGRAM)
     os.mkfifo(world.path / "commands")

@@ -35,7 +35,7 @@ def manager(world: World) -> Held:
     return Held(world, MANAGER)
 
 
-def test_session_of_a_killed_command_is_found(world: World, manager: Held) -> None:
+def test_session_of_a_killed_up_command_is_found_by_its_name(world: World, manager: Held) -> None:
     kill(begin(world, manager, "up", "one.toml"), signal.SIGKILL)
     [folder] = sessions(world)
     assert not is_session_folder(folder)
@@ -74,7 +74,7 @@ def test_closed_terminal_ends_the_up_command_like_ctrl_c(world: World, manager: 
     assert sessions(world) == []
 
 
-def test_session_that_did_not_start_is_not_awaited(world: World) -> None:
+def test_command_does_not_wait_for_a_session_that_failed_to_start(world: World) -> None:
     (world.path / "bad.toml").write_text(SITE.replace("[session]", '[session]\ninterface = "192.0.2.7"'))
     said = stoker(world, "up", "bad.toml")
     assert said.returncode == 1
@@ -112,7 +112,7 @@ def test_session_of_a_killed_probe_ends_by_itself(world: World) -> None:
     assert stoker(world, "down", folder.path.name).returncode == 0
 
 
-def test_only_the_first_signal_is_raised_and_a_late_one_kills() -> None:
+def test_only_the_first_signal_raises_and_a_late_second_one_kills() -> None:
     with as_ctrl_c() as came:
         with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)

@@ -62,7 +62,7 @@ print(json.dumps(said))
 SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
 
 
-def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
+def test_call_runs_on_a_runtime_that_is_long_enough_for_its_input(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "family.py").write_text(PROGRAM)
     process = world.spawn([sys.executable, "family.py"], folder=world.path)

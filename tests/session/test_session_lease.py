@@ -68,7 +68,7 @@ def test_lease_is_taken_over_when_its_holder_is_killed(path: Path) -> None:
     assert lease.read(path) == mine.holder
 
 
-def test_reused_process_id_is_another_process(path: Path) -> None:
+def test_lease_holder_with_a_reused_process_id_counts_as_dead(path: Path) -> None:
     mine = lease.take(path)
     write(path, msgspec.structs.replace(mine.holder, started=mine.holder.started - 1, token="before"))
     assert lease.is_alive(mine.holder)
@@ -105,7 +105,7 @@ def test_remote_holder_that_renews_is_not_replaced(path: Path) -> None:
         thread.join()
 
 
-def test_follower_named_in_the_file_has_the_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_of_two_competing_managers_to_write_has_the_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, ELSEWHERE)
     third = msgspec.structs.replace(ELSEWHERE, host="login3", token="third")
     settle_s = 7.0
@@ -194,7 +194,7 @@ def test_manager_reuses_the_lease_of_a_dead_holder_on_a_full_disk(path: Path, mo
 
 
 @pytest.mark.parametrize("holder", [None, msgspec.structs.replace(DEAD, machine="another")])
-def test_lease_waits_on_a_full_disk_unless_the_holder_is_dead(
+def test_lease_fails_on_a_full_disk_unless_its_holder_is_dead(
     path: Path, monkeypatch: pytest.MonkeyPatch, holder: LeaseHolder | None
 ) -> None:
     if holder is not None:
@@ -247,7 +247,7 @@ def test_invalid_lease_is_reported(path: Path) -> None:
         lease.take(path)
 
 
-def test_later_writes_of_an_old_holder_are_not_in_the_copy(tmp_path: Path) -> None:
+def test_journal_copy_excludes_later_writes_of_the_old_holder(tmp_path: Path) -> None:
     old = Journal(tmp_path / "journal")
     before = (tmp_path / "journal").read_bytes()
     lease.copy_journal(tmp_path / "journal")
@@ -259,7 +259,7 @@ def test_later_writes_of_an_old_holder_are_not_in_the_copy(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
 
 
-def test_holder_waits_until_it_reads_its_own_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_with_an_old_lease_waits_until_it_is_confirmed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(lease, "_clock", lambda: now[0])
     held = lease.take(path, **QUICK)
@@ -302,7 +302,7 @@ def test_session_end_is_written_on_a_full_disk(path: Path, monkeypatch: pytest.M
     assert lease.unwritten(path) == "No space left on device"
 
 
-def test_lease_that_does_not_fit_on_the_disk_is_unchanged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_on_a_full_disk_leaves_the_lease_unchanged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, real = lease.take(path, **QUICK), os.pwrite
     sizes = iter([10])
     with monkeypatch.context() as full:

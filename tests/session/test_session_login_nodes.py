@@ -96,7 +96,7 @@ def refused(process: subprocess.Popen[str], *, by: str) -> None:
 
 
 @pytest.mark.long
-def test_one_of_two_followers_has_the_session_without_locks(nodes: LoginNodes) -> None:
+def test_one_of_two_successors_gets_the_session_without_file_locks(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
     both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}
     loser = until(

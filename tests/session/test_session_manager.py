@@ -93,7 +93,7 @@ time.sleep(600)
 """
 
 
-def test_manager_whose_program_dies_before_it_joins_ends_soon(folder: SessionFolder) -> None:
+def test_manager_ends_soon_if_its_program_dies_before_joining(folder: SessionFolder) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STARTS, str(folder.path)], stdout=subprocess.PIPE, text=True
     ) as program:
@@ -161,7 +161,7 @@ def test_manager_listens_only_on_given_ports_and_interface(managers: Managers) -
         assert [one.laddr for one in listening] == [("127.0.0.1", free)]
 
 
-def test_occupied_ports_are_named(managers: Managers) -> None:
+def test_manager_exits_and_names_its_ports_if_all_are_taken(managers: Managers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         manager = managers.start("--ports", f"{port}-{port}", "--interface", "lo")
@@ -234,7 +234,7 @@ def test_terminated_keeper_ends_its_manager(managers: Managers) -> None:
     assert not holder.over
 
 
-def test_auto_network_selects_the_expected_address() -> None:
+def test_automatic_network_choice_avoids_the_loopback_if_possible() -> None:
     there = {"lo": "127.0.0.1", "eth0": "192.168.1.5", "ib0": "10.4.0.2"}
     assert interfaces.choose(there, named=["10.4.0.2"], towards_world="192.168.1.5") == "10.4.0.2"
     assert interfaces.choose(there, named=["127.0.1.1"], towards_world="192.168.1.5") == "192.168.1.5"

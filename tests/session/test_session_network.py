@@ -67,11 +67,11 @@ def test_command_reports_that_the_loopback_is_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://nowhere.invalid:80", "tcp://127.0.0.1:99999", "junk"])
-def test_working_network_is_not_blamed(address: str) -> None:
+def test_missing_route_is_not_reported_on_a_working_network(address: str) -> None:
     assert explain_missing_route(address) == ""
 
 
-def test_unanswered_program_names_the_log_to_read(
+def test_error_about_a_silent_manager_refers_to_its_log(
     folder: SessionFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(membership, "SLOW_S", 0.1)

@@ -111,7 +111,7 @@ def test_lost_session_restarts_on_another_port(world: World) -> None:
 
 
 @pytest.mark.long
-def test_session_whose_only_port_is_taken_names_the_other_process(world: World) -> None:
+def test_error_for_a_taken_port_names_the_session_that_uses_it(world: World) -> None:
     lost = up(world, free_ports())
     name, port = lost.read().session, port_of(lost)
     lose_manager(world, lost)
@@ -157,7 +157,9 @@ def test_frozen_manager_counts_as_running(manager: Manager, monkeypatch: pytest.
 
 
 @pytest.mark.long
-def test_returning_manager_is_neither_up_nor_gone(manager: Manager, folder: SessionFolder, tmp_path: Path) -> None:
+def test_manager_that_does_not_listen_yet_is_neither_up_nor_gone(
+    manager: Manager, folder: SessionFolder, tmp_path: Path
+) -> None:
     other = session_folder(tmp_path / "other")
     other.launch.touch()
     other.write(SessionFile("other", wire.VERSION, folder.read().address, other.read_key("server").public))

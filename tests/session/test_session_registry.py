@@ -47,7 +47,7 @@ def known() -> set[str]:
     return {link.name for link in (state_folder() / "sessions").iterdir()}
 
 
-def test_live_session_is_known_after_any_number_of_others(tmp_path: Path) -> None:
+def test_live_session_stays_known_after_many_later_sessions(tmp_path: Path) -> None:
     session(tmp_path, "runs", pid=os.getpid())
     session(tmp_path, "up", up=True)
     session(tmp_path, "down", up=True, over="it was ended")
@@ -77,7 +77,7 @@ def as_nobody(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("as_nobody")
-def test_closed_folder_of_another_user_is_named(tmp_path: Path) -> None:
+def test_unreadable_session_folder_of_another_user_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "closed" / "mine"
     assert not is_session_folder(folder)
     refused = r"mine cannot be read \(.*\): only the user who started the session can use it"

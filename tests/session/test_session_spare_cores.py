@@ -72,7 +72,7 @@ def test_gpu_and_cpu_contexts_are_hot_on_one_pilot(tmp_path: Path) -> None:
     assert "cpu:0" in shown
 
 
-def test_doctor_shows_the_offer_of_a_pilot_of_the_site(tmp_path: Path) -> None:
+def test_doctor_shows_the_devices_that_a_pilot_offers(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(SITE)
     said = json.loads(run(tmp_path, "-m", "stoker.manager.cli.entry", "doctor", "site.toml", "--json"))
     texts = [finding["text"] for finding in said["findings"]]
@@ -81,7 +81,7 @@ def test_doctor_shows_the_offer_of_a_pilot_of_the_site(tmp_path: Path) -> None:
     assert "spare core" in text
 
 
-def test_dry_run_shows_the_setting_in_the_pilot_command(tmp_path: Path) -> None:
+def test_dry_run_shows_the_device_settings_in_the_pilot_command(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(SITE)
     shown = run(tmp_path, "-m", "stoker.manager.cli.entry", "up", "site.toml", "--dry-run")
     assert "--devices gpu+cpu:1" in shown

@@ -84,7 +84,7 @@ REACHED = {
 
 
 @pytest.mark.parametrize("name", REACHED)
-def test_bound_equals_a_known_reachable_optimum(name: str) -> None:
+def test_lower_bound_equals_the_known_optimum(name: str) -> None:
     small, arrivals, optimum = REACHED[name]
     assert lower_bound(small, arrivals).ends_at == pytest.approx(optimum, abs=1e-3)
     if arrivals:
@@ -94,12 +94,12 @@ def test_bound_equals_a_known_reachable_optimum(name: str) -> None:
 # ---- worlds with a known optimum
 
 
-def test_removed_devices_count_until_their_removal() -> None:
+def test_lower_bound_counts_devices_until_their_removal() -> None:
     pool = source([(0.0, 2), (30.5, 1)])
     assert lower_bound(world(pool, model()), calls(100)).ends_at == pytest.approx(30.5 + 59.0, abs=1e-3)
 
 
-def test_blocks_that_end_at_their_walltime_lose_a_load_each() -> None:
+def test_lower_bound_counts_one_load_per_block_with_a_walltime() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
     bound = lower_bound(world(pool, model()), calls(150)).ends_at
     # the bound assumes that calls run for 90 of every 100 s; the true optimum is 170 s
@@ -114,7 +114,7 @@ def test_device_loads_as_many_libraries_at_once_as_it_has_room_for(memory_gb: in
     assert lower_bound(several([1.0], {"a": context, "b": context}), both).ends_at == pytest.approx(optimum, abs=1e-3)
 
 
-def test_files_read_for_each_call_use_the_shared_storage() -> None:
+def test_shared_storage_limits_calls_that_each_read_files() -> None:
     context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
     bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
     assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))
@@ -136,7 +136,7 @@ def test_gangs_and_checkpointing_calls_have_no_bound() -> None:
         assert lower_bound(small, arrivals) == Bound(0.0, Limit.UNKNOWN)
 
 
-def test_impossible_work_has_no_end() -> None:
+def test_lower_bound_of_impossible_work_is_infinite() -> None:
     never = [
         (world(source([(0.0, 1), (50.0, 0)]), model()), calls(41)),
         (world(source(0, max_blocks=1, keep_pending=1), model()), calls(1)),
@@ -259,7 +259,7 @@ def made(name: str) -> Policies:
     names=st.lists(st.sampled_from(TRIED), min_size=2, max_size=2, unique=True),
 )  # fmt: skip
 @settings(max_examples=240, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_policy_ends_before_the_bound(
+def test_no_policy_finishes_before_the_lower_bound(
     small: World, some: list[tuple[float, int, int, float]], seed: int, names: list[str]
 ) -> None:
     contexts = list(small.contexts)

@@ -29,7 +29,7 @@ def test_unknown_context_is_refused() -> None:
         refuse_impossible(world(source(1), model()), wanted=["llms"])
 
 
-def test_loads_are_counted_with_everything_that_they_wait_for() -> None:
+def test_checked_load_time_includes_boot_and_file_transfers() -> None:
     files = (Files("weights", Size(10 * GB)),)
     pool = source(1, walltime_s=Duration(25.0), boot_s=Duration(3.0))
     links = Links(shared=Rate(1.0 * GB), network=Rate(2.0 * GB), bus=Rate(8.0 * GB))
@@ -43,7 +43,7 @@ def test_loads_are_counted_with_everything_that_they_wait_for() -> None:
 
 
 @pytest.mark.parametrize("at_s", [[0.0, 5.0, 4.0], [0.0, 3.0, math.nan], [0.0, 0.0, math.inf], [0.0, 9.0, -1.0]])
-def test_calls_with_decreasing_times_are_refused(at_s: list[float]) -> None:
+def test_calls_with_decreasing_arrival_times_are_refused(at_s: list[float]) -> None:
     arrivals = in_order(world(source(1), model()), [Arrival(at, "llm") for at in at_s])
     with pytest.raises(ConfigError, match=r"^call 2 arrives at .* s, before the previous call's"):
         list(arrivals)
@@ -93,7 +93,7 @@ def test_call_longer_than_the_life_of_every_block_is_refused() -> None:
     assert list(in_order(world(source(1), model()), calls(1, items=60)))
 
 
-def test_gangs_early_ends_and_checkpoints_shorten_a_call() -> None:
+def test_long_call_is_accepted_if_gangs_or_checkpoints_shorten_it() -> None:
     four = world(source(4, walltime_s=Duration(60.0)), model(gang_s=Duration(2.0)))
     for shorter in ({"gang": (1, 4)}, {"items_done": 20}):
         assert list(in_order(four, [Arrival(0.0, "llm", 60, **shorter)]))

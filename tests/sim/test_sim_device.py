@@ -88,7 +88,7 @@ def test_busy_time_of_a_device_never_exceeds_its_held_time(pool: int | list[tupl
     assert outcome.busy_s < measured.held_s
 
 
-def test_stopped_work_returns_its_share_and_frees_the_device() -> None:
+def test_stopped_work_returns_its_finished_part_and_frees_capacity() -> None:
     clock, parts = Clock(), []
     clock.begin("a", 10.0)
     clock.begin("b", 10.0)
@@ -202,7 +202,7 @@ def turn_by_turn(arrivals: list[Arrival], contexts: int) -> list[TokenTimes]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("contexts", [2, 3])
-def test_engines_take_turns_like_in_the_core(contexts: int, seed: int) -> None:
+def test_simulated_engines_take_turns_like_real_engines(contexts: int, seed: int) -> None:
     names = NAMES[:contexts]
     first = [Arrival(0.0, name, input_length=8, output=1) for name in names]
     streams = [

@@ -104,7 +104,7 @@ def test_policies_do_not_know_the_number_of_output_tokens() -> None:
     assert {each.input_length for each in dispatch.seen} == {9}
 
 
-def test_objective_grows_with_the_input_up_to_a_limit() -> None:
+def test_first_token_limit_grows_with_the_input_up_to_a_maximum() -> None:
     assert [SLINFER.first_token_s(length) for length in (1, 256, 1024, 100_000)] == [0.5, 0.5, 2.0, 8.0]
     arrivals = [
         Arrival(0.0, "llm", input_length=8, output=1),
@@ -152,7 +152,7 @@ def test_calls_of_other_contexts_on_the_device_slow_its_steps_down() -> None:
     assert ended[2] == pytest.approx(22.0 + 5.0 + left_s, abs=0.05)
 
 
-def test_unset_slots_are_as_many_as_the_library_reports() -> None:
+def test_context_without_set_slots_uses_the_slots_of_its_library() -> None:
     _, outcome = simulate(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm") for _ in range(5)])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # without an engine a library runs one call at a time
     assert lower_bound(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm")] * 5).ends_at == pytest.approx(
@@ -165,20 +165,20 @@ def test_unset_slots_are_as_many_as_the_library_reports() -> None:
     "context",
     [served(), served(engine(rows=4)), served(engine(cache_tokens=2048), slots=3), served(engine(mixes=True))],
 )
-def test_no_run_ends_before_the_bound(context: ContextModel, seed: int) -> None:
+def test_no_run_with_an_engine_ends_before_the_lower_bound(context: ContextModel, seed: int) -> None:
     arrivals = requests(40, seed=seed, from_s=0.0, every_s=0.02)
     bound = lower_bound(one_world(context, 2), arrivals)
     _, outcome = simulate(one_world(context, 2), arrivals)
     assert bound.ends_at <= outcome.ended_at
 
 
-def test_bound_is_the_time_of_one_long_request() -> None:
+def test_lower_bound_is_near_the_time_of_a_single_long_request() -> None:
     arrivals = [Arrival(0.0, "llm", input_length=1, output=1001)]
     bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
     assert 0.9 * outcome.ended_at < bound.ends_at <= outcome.ended_at
 
 
-def test_impossible_settings_are_refused() -> None:
+def test_impossible_engine_settings_are_refused() -> None:
     wrong = replace(one_world(served()), contexts={"llm": served().__class__(engine={"tpu": engine()})})
     with pytest.raises(ConfigError, match="'tpu', which is not a device"):
         refuse_impossible(wrong, wanted=["llm"])
@@ -200,7 +200,7 @@ def test_impossible_settings_are_refused() -> None:
         list(in_order(short, [Arrival(0.0, "llm", input_length=5, output=10_000)]))
 
 
-def test_counted_calls_have_equal_token_times_in_classes() -> None:
+def test_counted_log_groups_token_times_within_about_one_percent() -> None:
     arrivals = requests(50, every_s=0.1)
     each, _ = simulate(one_world(served()), arrivals)
     counted = Simulation(one_world(served()), arrivals, default_policies(), counted=True)

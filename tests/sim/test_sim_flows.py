@@ -100,14 +100,14 @@ def moved(run: Simulation) -> tuple[float, float]:
     )
 
 
-def test_follower_finishes_when_its_reader_finishes() -> None:
+def test_pilot_that_copies_from_a_reading_pilot_finishes_with_it() -> None:
     links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
     run, outcome = simulate(world(source(2), model(load_s=0.0, files=FILES), links=links), calls(2, items=5))
     assert outcome.ended_at == pytest.approx(10.0 + 5.0)
     assert moved(run) == pytest.approx((10.0, 10.0))
 
 
-def test_bytes_unread_by_a_lost_reader_must_come_from_elsewhere() -> None:
+def test_bytes_unread_by_a_lost_pilot_are_read_by_another_pilot() -> None:
     links = Links(shared=Rate(1.0 * GB), network=Rate(10.0 * GB))
     pool = source([(0.0, 2), (4.0, 1)], preempt=Preempt.OLDEST)
     run, outcome = simulate(world(pool, model(load_s=0.0, files=FILES), links=links), calls(2, items=5))

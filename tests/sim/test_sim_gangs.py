@@ -78,7 +78,7 @@ def test_gang_starts_together_and_divides_the_items(size: int, efficiency: float
     assert outcome.busy_s == pytest.approx(size * took_s, abs=1e-4)
 
 
-def test_fixed_work_is_not_divided_and_fewer_items_end_sooner() -> None:
+def test_gang_does_not_divide_fixed_work_and_may_skip_items() -> None:
     fixed = gang(4, fixed_s=5.0, items_done=40)
     run, outcome = simulate(cluster(4, model()), [fixed])
     assert outcome.ended_at == pytest.approx(10.0 + 5.0 + 10.0)
@@ -86,7 +86,7 @@ def test_fixed_work_is_not_divided_and_fewer_items_end_sooner() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_shared_work_before_the_first_item_is_divided(size: int) -> None:
+def test_gang_divides_shared_work_before_its_first_item(size: int) -> None:
     searched = gang(size, shared_s=8.0, items_done=40)
     _, outcome = simulate(cluster(4, model()), [searched])
     assert outcome.ended_at == pytest.approx(10.0 + (8.0 + 40.0) / size)
@@ -140,7 +140,7 @@ def test_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, en
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 4
 
 
-def test_measures_count_kept_and_lost_work() -> None:
+def test_measures_separate_useful_and_lost_work_of_a_gang() -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=TALKS), gang(3, most=4))
     run.run()
     measured = measure(run.log)
@@ -188,7 +188,7 @@ def test_evicted_gang_keeps_its_progress_and_libraries() -> None:
 # ---- random worlds
 
 
-def test_reports_teach_the_core_the_pace_of_gangs() -> None:
+def test_manager_learns_the_pace_of_gangs_from_progress_reports() -> None:
     small = cluster(4, model(gang_s=Duration(2.0), gang_efficiency=0.9), delays=TALKS)
     run, _ = simulate(small, [gang(4), gang(2, at_s=1.0, items_done=50)])
     paces = run.core.state.contexts["llm"].paces
@@ -260,7 +260,7 @@ def _check_runs(log: EventLog, call: int, bounds: tuple[int, int]) -> None:
 # ---- the arithmetic
 
 
-def test_gang_that_loses_over_half_with_each_doubling_is_best_small() -> None:
+def test_inefficient_gang_is_fastest_at_its_smallest_size() -> None:
     assert [speedup(size, efficiency=0.5) for size in (1, 2, 8)] == pytest.approx([1.0, 1.0, 1.0])
     assert best_speedup((1, 8), efficiency=0.4) == 1.0
     assert best_speedup((2, 8), efficiency=0.9) == pytest.approx(8 * 0.9**3)

@@ -38,7 +38,7 @@ def run(pilot: SimPilot, call: int, *, limit_s: float) -> None:
     pilot.hear(order.RunCalls(LIBRARY, FunctionKey("f"), [spec], CallOptions(limit_s=limit_s)))
 
 
-def test_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None:
+def test_timer_of_a_cancelled_call_does_not_end_another_call(pilot: SimPilot) -> None:
     run(pilot, 1, limit_s=60.0)
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     pilot.core.state.libraries[LIBRARY].stopping[CallId(9)] = StoppingCall(0.0)

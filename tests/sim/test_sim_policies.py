@@ -105,7 +105,7 @@ def run(world: World, arrivals: list[Arrival], **settings: Any) -> Simulation:
     return simulation
 
 
-def test_calls_accepted_by_a_pilot_are_in_time_under_any_load() -> None:
+def test_nearly_all_accepted_calls_are_in_time_under_heavy_load() -> None:
     arrivals = traffic(4, seconds=8, every_s=0.06, output=60)
     found = [value for value in late(run(models(4, resize_s=0.0, memory_gb=200), arrivals)) if value < math.inf]
     assert sum(value <= 0 for value in found) >= 0.97 * len(found)

@@ -64,7 +64,7 @@ def test_all_pilots_read_the_shared_files_without_awareness() -> None:
     assert outcome.ended_at == pytest.approx(40.0 + 1.0)
 
 
-def test_run_can_be_cut_off() -> None:
+def test_simulation_can_be_cut_off_at_a_given_time() -> None:
     _, outcome = simulate(world(source(1), model()), calls(100), until_s=60.5)
     assert (outcome.complete, outcome.calls, outcome.ended_at) == (False, 50, 60.5)
 
@@ -98,7 +98,7 @@ class _Twice(LoadWhereWanted):
         return (load, load)
 
 
-def test_impossible_plan_stops_the_run_and_shows_the_state() -> None:
+def test_impossible_policy_action_stops_the_run_and_shows_the_state() -> None:
     provisioning = KeepBlocks()
     policies = Policies(HottestFirst(), _Twice(provisioning=provisioning), provisioning)
     run = Simulation(world(source(1), model()), calls(1), policies)
@@ -125,7 +125,7 @@ class _Odd(HottestFirst):
         ((Unload(LibraryId(99), "unknown"),), r"no library 99; the dispatch policy returned Unload\(library=99"),
     ],
 )
-def test_answer_with_unknown_names_stops_the_run_with_the_plan(answer: object, why: str) -> None:
+def test_policy_answer_with_unknown_names_stops_the_simulation(answer: object, why: str) -> None:
     provisioning = KeepBlocks()
     policies = Policies(_Odd(answer), LoadWhereWanted(provisioning=provisioning), provisioning)
     with pytest.raises(SimulationError, match=why):

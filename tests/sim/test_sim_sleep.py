@@ -37,7 +37,7 @@ def test_sleeping_model_answers_sooner_than_a_loading_model() -> None:
 
 
 @pytest.mark.parametrize("made", [two_models(sleepers_gb=0), two_models(sleepers_gb=40, sleeps=False)])
-def test_each_turn_loads_without_sleep(made: World) -> None:
+def test_each_change_of_model_needs_a_load_without_sleep(made: World) -> None:
     ended_at, loads = alternate(made)
     assert loads == TURNS
     assert ended_at == pytest.approx(60 * (TURNS - 1) + 10 + 1.6 + 1.0, abs=0.1)

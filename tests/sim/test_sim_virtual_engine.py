@@ -64,7 +64,7 @@ def test_burst_equals_the_steps_that_it_replaces(requests: list[TimedRequest], l
     assert len(served.engine) == 0
 
 
-def test_equal_steps_are_one_piece_of_work() -> None:
+def test_many_equal_steps_are_simulated_as_a_few_bursts() -> None:
     served = Served(BatchLimits(), [TimedRequest(0.0, 10, 1000)], leap=True)
     assert served.engine.counts.steps == 1000
     # one start for the prompt and one for each burst, which ends when the memory reservation must grow
@@ -92,7 +92,7 @@ def test_interrupted_burst_continues_at_its_last_step() -> None:
     assert ends[0] == pytest.approx(ends[1])
 
 
-def test_most_urgent_token_is_that_of_eq_1() -> None:
+def test_engine_reports_the_due_time_of_its_most_urgent_token() -> None:
     engine = VirtualEngine(StepSeconds(TIMES), BatchLimits())
     engine.add(1, TokenTimes(0.0, 10, 40, due_at=2.0, tpot_s=0.25), now=0.0)
     assert engine.due_at == 2.0

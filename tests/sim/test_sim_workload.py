@@ -72,7 +72,7 @@ def test_calls_depend_only_on_the_seed(workload: Generated) -> None:
         assert calls != list(arrivals(workload, seed=6))
 
 
-def test_calls_do_not_depend_on_the_number_requested_before() -> None:
+def test_first_calls_do_not_depend_on_the_total_number_of_calls() -> None:
     many = Poisson(context={"a": 1.0, "b": 2.0}, rate_per_s=7.0, input_length=300, input_cv=1.0, count=500)
     few = msgspec.structs.replace(many, count=20)
     assert list(islice(arrivals(many, seed=5), 20)) == list(arrivals(few, seed=5))
@@ -95,7 +95,7 @@ def test_bursts_have_the_mean_rate_of_both_states_and_are_clustered() -> None:
     assert _dispersion(steady, window_s=5.0) == pytest.approx(1.0, abs=0.1)
 
 
-def test_bursts_start_in_a_state_with_its_share_of_time() -> None:
+def test_first_state_of_bursty_load_is_drawn_by_its_share_of_time() -> None:
     silent = msgspec.structs.replace(BURSTS, rate_per_s=0.0, count=1)
     at_once = sum(next(arrivals(silent, seed=seed)).at_s < 0.5 for seed in range(1000))
     assert at_once / 1000 == pytest.approx(10 / 50, abs=0.05)
@@ -112,7 +112,7 @@ def test_daily_load_peaks_at_the_requested_time() -> None:
     assert by_quarter[0] / by_quarter[3] == pytest.approx((1 + 0.8 * 0.6366) / (1 - 0.8 * 0.6366), rel=0.08)
 
 
-def test_several_contexts_arrive_by_their_weights() -> None:
+def test_calls_are_divided_among_contexts_by_weight() -> None:
     mixed = Poisson(context={"small": 3.0, "large": 1.0}, rate_per_s=100.0, count=10_000)
     counted = Counter(call.context for call in arrivals(mixed, seed=1))
     assert counted["small"] / counted["large"] == pytest.approx(3.0, rel=0.1)
@@ -137,7 +137,7 @@ def test_lengths_have_the_requested_mean_and_spread() -> None:
     assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
 
 
-def test_settings_are_parsed_by_their_type() -> None:
+def test_workload_settings_are_parsed_by_their_type() -> None:
     read_back = read(
         {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5, "calm": 30, "burst": 9, "for": 60}
     )

@@ -29,7 +29,7 @@ def test_page_lists_passes_then_failures_then_other_results():
     ]
 
 
-def test_page_of_a_sound_site_ends_with_none_fails():
+def test_report_page_of_a_working_site_says_that_none_fails():
     assert render(page(HOLDS, HOLDS))[-1] == "2 promises hold, none fails; in 1 min 14 s"
 
 

@@ -48,7 +48,7 @@ def of(report: SiteReport, title: str) -> TriedPromise:
     return next(each for each in report.promises if each.title.startswith(title))
 
 
-def test_successful_promises_give_exit_code_0(world):
+def test_site_tests_exit_with_code_0_if_no_promise_fails(world):
     code, report = prove(world, '[pilot]\ndevices = "cpu:1"\n', "starts or is_hot or two_devices")
     assert (code, of(report, STARTS).verdict) == (0, PromiseVerdict.HOLDS)
     assert of(report, "a context loads once").verdict is PromiseVerdict.HOLDS
@@ -95,7 +95,7 @@ def test_memory_used_by_other_processes_is_reported(world):
 
 
 @pytest.mark.long
-def test_site_without_scratch_names_the_folder(world):
+def test_error_of_a_site_without_scratch_names_the_folder(world):
     text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
     _, report = prove(world, text, "starts or is_hot")
     assert "no scratch folder could be created at /proc/nowhere" in of(report, STARTS).why
@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_nothing_and_shows_the_results_so_far(world):
     world.empty()
 
 
-def test_pytest_run_with_a_missing_site_file_ends(world):
+def test_pytest_exits_with_an_error_if_the_site_file_is_missing(world):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "tests" / "site")]
     process = world.spawn([*command, "--site", "missing.toml"], folder=world.path)
     out, err = process.communicate(timeout=60)
@@ -161,7 +161,7 @@ def test_pytest_run_with_a_missing_site_file_ends(world):
 @pytest.mark.parametrize(
     ("given", "says"), [({}, "pytest --site SITE.toml"), ({"site_file": "here.toml", "numprocesses": 2}, "without -n")]
 )
-def test_pytest_reports_the_requirements_of_the_suite(given: dict[str, Any], says: str):
+def test_pytest_refuses_site_tests_with_wrong_options(given: dict[str, Any], says: str):
     config = SimpleNamespace(addinivalue_line=lambda *_: None, getoption=given.get, option=SimpleNamespace(**given))
     with pytest.raises(pytest.UsageError, match=says):
         plugin.pytest_configure(config)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_spread_loads_and_warm_up_are_measured() -> None:
     assert abs(again(found)) < 0.08
 
 
-def test_pilots_start_and_end_as_in_the_session() -> None:
+def test_calibrated_pilots_start_and_end_as_in_the_session() -> None:
     steps = ((0.0, 4), (60.0, 1), (200.0, 3))
     there = world(source(steps, rule=Rule.FIXED, init_blocks=4, max_blocks=4), model(load_s=10.0, item_s=1.0))
     found = calibrate(simulated(there, calls(500))[0])

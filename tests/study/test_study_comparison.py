@@ -55,7 +55,7 @@ def test_bound_of_a_seed_is_shared_by_all_policies() -> None:
     assert b.estimates["of_bound"] == estimate([3.0])  # the mean of the one seed whose bound is known
 
 
-def test_runs_that_were_cut_off_have_no_end() -> None:
+def test_policy_whose_runs_were_cut_off_has_no_end_time() -> None:
     cut = scenario("static-pool", "until=100 s")
     runs = [run("a", 0, ended_at=90.0), run("a", 1, ended_at=100.0, items=700, complete=False, failed={"walltime": 3})]
     [row] = compared(runs, of=cut)
@@ -95,7 +95,7 @@ def test_policies_with_equal_results_do_not_lead_each_other(seeds: int) -> None:
     assert verdicts(runs, compared(runs), scenario=scenario()) == ["a and b: neither is ahead of the other"]
 
 
-def test_completed_work_counts_if_runs_are_cut_off_or_calls_fail() -> None:
+def test_throughput_is_compared_if_runs_are_cut_off_or_calls_fail() -> None:
     cut = scenario("static-pool", "until=100 s")
     runs = [
         run(policy, seed, ended_at=100.0, items=items, complete=False)
@@ -119,7 +119,7 @@ def test_calls_that_arrive_one_by_one_are_judged_by_their_wait() -> None:
     assert all("speed" not in row.estimates for row in rows)
 
 
-def test_deadlines_count_if_calls_have_deadlines() -> None:
+def test_met_deadlines_are_compared_if_calls_have_deadlines() -> None:
     of = scenario("two-kinds", "workload.deadline=60 s")
     runs = [run("a", seed, ended_at=100.0, wait_p95_s=1.0, in_time=0.5) for seed in range(3)]
     runs += [run("b", seed, ended_at=100.0, wait_p95_s=9.0, in_time=0.75) for seed in range(3)]
@@ -165,5 +165,5 @@ def test_table_is_aligned_and_leaves_out_zero_columns() -> None:
         (MeanEstimate(4.0, 0.0, 3), "4"),
     ],
 )  # fmt: skip
-def test_numbers_have_significant_digits(found: MeanEstimate | None, text: str) -> None:
+def test_means_are_shown_with_their_significant_digits(found: MeanEstimate | None, text: str) -> None:
     assert show(found) == text

@@ -19,12 +19,12 @@ from stoker.site import Duration
 @pytest.mark.parametrize(
     ("degrees", "known"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (9, 2.26216), (10, 2.22814), (120, 1.97993)]
 )
-def test_quantiles_of_t_equal_published_tables(degrees: int, known: float) -> None:
+def test_student_t_quantiles_equal_published_tables(degrees: int, known: float) -> None:
     assert t_quantile(0.975, degrees=degrees) == pytest.approx(known, abs=1e-5)
     assert t_quantile(0.5, degrees=degrees) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_mean_has_the_interval_of_its_runs() -> None:
+def test_mean_has_a_confidence_interval_from_its_runs() -> None:
     ten = estimate([float(number) for number in range(10)])
     assert (ten.mean, ten.runs) == (4.5, 10)
     assert ten.half_width == pytest.approx(2.26216 * 3.02765 / math.sqrt(10), rel=1e-5)
@@ -91,7 +91,7 @@ def test_run_that_is_cut_off_leaves_calls() -> None:
     assert measured.waits_s[-59:].tolist() == [50.5] * 59
 
 
-def test_repeated_end_counts_once_and_failure_does_not_count() -> None:
+def test_repeated_call_end_counts_once_and_failed_items_do_not() -> None:
     log = EventLog()
     log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
     log.note(0.0, Happened.CALL_CAME, call=1, value=5.0)
@@ -116,7 +116,7 @@ def test_repeated_end_counts_once_and_failure_does_not_count() -> None:
     assert (measured.devices.highest, measured.held_s, measured.ended_at) == (2.0, 4.0, 10.0)
 
 
-def test_members_of_a_gang_are_one_call_on_all_their_devices() -> None:
+def test_gang_is_measured_as_one_call_on_all_of_its_devices() -> None:
     log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0, value=8.0)
     for library in (1, 2):
@@ -194,7 +194,7 @@ def test_counted_log_gives_the_measures_of_the_full_log() -> None:
     assert len(sums.log) < len(rows.log)
 
 
-def test_frames_save_the_manager_events_and_change_nothing_else() -> None:
+def test_message_frames_reduce_manager_events_without_losing_calls() -> None:
     arrivals = [Arrival(20.0 + n * 0.0005, "llm") for n in range(4000)]
     quick = model(load_s=1.0, item_s=0.004)
     _, alone, _ = run(world(source(4), quick, delays=NOW), arrivals, counted=True)

@@ -150,7 +150,7 @@ def test_rows_do_not_overlap_and_every_row_has_a_name(slots: int) -> None:
     assert len(of_calls) == 2 * slots
 
 
-def test_many_calls_are_drawn_together() -> None:
+def test_timeline_joins_calls_if_there_are_too_many() -> None:
     log = small_run()
     alone, together = timeline(log), timeline(log, most_calls=20)
     drawn = [event for event in together if "args" in event and "calls" in event["args"]]

@@ -130,7 +130,7 @@ def test_device_kind_named_by_the_site_is_used(store: PerformanceStore) -> None:
     assert any("h100, for which no call was measured" in reason.text for reason in evidence.reasons)
 
 
-def test_speeds_of_other_calls_scale_the_measured_time(store: PerformanceStore) -> None:
+def test_device_speed_from_other_calls_scales_the_measured_time(store: PerformanceStore) -> None:
     measure(store, kind="cpu", run_s=6.0)
     work = Work("verify", "verify", 100)
     assert known(batch(), store, work=work).sureness is Sureness.POOR
@@ -142,7 +142,7 @@ def test_speeds_of_other_calls_scale_the_measured_time(store: PerformanceStore) 
     assert known(local(), store, work=work).run.mean_s == 6.0
 
 
-def test_joined_calls_fit_into_a_walltime_many_times() -> None:
+def test_joined_simulated_calls_stay_far_below_the_walltime() -> None:
     work = Work("verify", "verify", 40_000)
     assert calls_per_simulated_call(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
     assert calls_per_simulated_call(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3
@@ -151,7 +151,7 @@ def test_joined_calls_fit_into_a_walltime_many_times() -> None:
     assert calls_per_simulated_call(work, devices=1000, walltime_s=3600.0, each_s=0.1) == 2
 
 
-def test_site_that_never_provided_as_many_blocks_is_reported(store: PerformanceStore) -> None:
+def test_plan_reports_the_most_pilots_that_a_site_ever_provided(store: PerformanceStore) -> None:
     from stoker.contexts.performance import PilotCount
 
     measure(store)

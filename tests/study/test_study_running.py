@@ -94,7 +94,9 @@ def broken(tmp_path: Path) -> Path:
     return tmp_path / "mine.py"
 
 
-def test_closing_runs_keeps_logs_and_leaves_no_process(small: Scenario, broken: Path, tmp_path: Path) -> None:
+def test_ending_simulations_early_keeps_logs_and_leaves_no_process(
+    small: Scenario, broken: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     with closing(run_all(small, policies=[f"{broken}:hangs", "default"], seeds=[1], folder=folder, jobs=2)) as runs:
@@ -103,7 +105,7 @@ def test_closing_runs_keeps_logs_and_leaves_no_process(small: Scenario, broken: 
     assert [path.name for path in folder.iterdir()] == [log_name("default", 1)]
 
 
-def test_killed_process_is_reported_with_its_work(small: Scenario, broken: Path, tmp_path: Path) -> None:
+def test_killed_process_is_reported_with_its_policy_and_seed(small: Scenario, broken: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SimulationError, match=r"^policy mine.py:dies, seed [34]: the process .* died \(signal 9\); .*memory"
     ):
@@ -121,7 +123,7 @@ def test_policy_that_raises_is_reported_with_only_its_own_lines(small: Scenario,
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_bad_trace_is_refused_wherever_it_is_read(tmp_path: Path, jobs: int) -> None:
+def test_invalid_trace_is_refused_with_one_or_several_processes(tmp_path: Path, jobs: int) -> None:
     (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
     text = shipped()["static-pool"].read_text()
     head, tail = text.split("[workload]")
@@ -155,7 +157,7 @@ def test_simulation_whose_clock_stops_is_stopped() -> None:
         watch(7.0, 4)
 
 
-def test_world_made_impossible_by_the_awareness_is_refused(tmp_path: Path) -> None:
+def test_policy_whose_awareness_makes_a_world_impossible_is_refused(tmp_path: Path) -> None:
     changes = ["sources.gpu.walltime=45 s", "links.shared_node=500 MB/s"]
     tight = load_scenario(shipped()["awareness"], changes=changes)
     with pytest.raises(ConfigError, match=r"^an impossible world: .* walltime: a block lasts 45 s, and llm takes 52 s"):

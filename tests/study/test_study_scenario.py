@@ -83,7 +83,7 @@ def test_gangs_are_read_and_invalid_gangs_refused_with_their_line() -> None:
         parse(TEXT, "contexts.llm.devices=2")
 
 
-def test_scenario_equals_its_file() -> None:
+def test_scenario_has_the_values_of_its_file() -> None:
     scenario = parse()
     new, old = scenario.world.sources
     assert (new.steps, old.steps) == (((0.0, 4),), ((0.0, 2), (900.5, 1)))
@@ -136,7 +136,7 @@ def test_engine_has_step_times_from_the_scenario_or_a_profile(tmp_path: Path) ->
         ('{"times": 3}', "is not a profile"),
     ],
 )
-def test_invalid_profile_is_refused_by_its_name(text: str | None, said: str, tmp_path: Path) -> None:
+def test_error_of_an_invalid_engine_profile_names_its_file(text: str | None, said: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "a10.json").write_text(text)
     named = (TEXT + WITH_ENGINE).replace(WITH_ENGINE.splitlines()[2], 'times = "a10.json"')
@@ -211,7 +211,7 @@ def test_error_is_one_line_with_location_and_advice(change: tuple[str, str]) -> 
     assert caught.value.file == "s.toml"
 
 
-def test_sources_with_a_finite_supply_need_an_end() -> None:
+def test_scenario_whose_devices_all_end_needs_a_time_limit() -> None:
     dry = TEXT.replace("capacity = 4", "capacity = [[0, 4], [60, 0]]").replace("[900.5, 1]", "[900.5, 0]")
     with pytest.raises(
         ConfigError, match=r"^s\.toml: line 17: \[world\.sources\.new\] capacity: from 900\.5 s on .*until"
@@ -241,14 +241,14 @@ DOUBTS = {
 
 
 @pytest.mark.parametrize("changes", DOUBTS, ids=lambda changes: changes[0])
-def test_source_without_its_apparent_effect_is_noted(changes: tuple[str, ...]) -> None:
+def test_source_setting_without_effect_causes_a_warning(changes: tuple[str, ...]) -> None:
     plain = parse(TEXT, "sources.old.max_blocks=2")
     assert list(world_warnings(plain.world, wanted=["llm"])) == []
     changed = parse(TEXT, "sources.old.max_blocks=2", *changes)
     assert list(world_warnings(changed.world, wanted=["llm"])) == [DOUBTS[changes]]
 
 
-def test_equal_file_names_refer_to_one_file() -> None:
+def test_file_name_with_two_different_sizes_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"line 32: \[world\.contexts\.other\] files: weights is 1\.0 GB here and 3\.4"
     ):
@@ -294,14 +294,14 @@ def test_error_of_a_changed_setting_names_the_change(change: str) -> None:
     assert str(caught.value) == CHANGES[change]
 
 
-def test_error_elsewhere_names_the_change() -> None:
+def test_error_in_an_unchanged_setting_also_names_the_changes() -> None:
     with pytest.raises(
         ConfigError, match=r"^s\.toml: line 16: \[world\.sources\.new\] kind = .* \(with --set seeds=2\)$"
     ):
         parse(TEXT.replace('kind = "a10"', 'kind = "b"'), "seeds=2")
 
 
-def test_scenario_is_found_by_its_name_with_a_suggestion(tmp_path: Path) -> None:
+def test_scenario_is_found_by_name_and_a_typo_gets_a_suggestion(tmp_path: Path) -> None:
     assert find_scenario("static-pool").name == "static-pool.toml"
     mine = tmp_path / "static-pool"
     mine.write_text(TEXT)
@@ -347,14 +347,14 @@ def firsts(rows: str) -> list[str]:
 WORKLOADS = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
 
 
-def test_documented_examples_are_workloads() -> None:
+def test_documented_workload_examples_are_valid() -> None:
     examples = re.findall(r"^```toml\n(.*?)^```", WORKLOADS, re.MULTILINE | re.DOTALL)
     assert len(examples) == 3
     for example in examples:
         msgspec.convert(tomllib.loads(example)["workload"], Workload, dec_hook=read_unit)  # type: ignore[call-overload]
 
 
-def test_page_has_every_kind_every_format_and_every_setting() -> None:
+def test_workload_page_names_every_kind_format_and_setting() -> None:
     kinds = {kind.__struct_config__.tag for kind in Workload.__args__}
     formats = {format.value for format in TraceFormat}
     settings = {field.encode_name for kind in Workload.__args__ for field in msgspec.structs.fields(kind)}

@@ -125,7 +125,7 @@ def test_plain_table_has_the_fields_of_a_call(tmp_path: Path, write: Write) -> N
     assert list(read_trace(least, folder=tmp_path)) == [Arrival(0.0, "llm", 4), Arrival(7.5, "llm", 4)]
 
 
-def test_part_of_a_trace_is_selected_by_its_own_clock(tmp_path: Path, write: Write) -> None:
+def test_part_of_a_trace_is_selected_by_the_times_in_the_trace(tmp_path: Path, write: Write) -> None:
     text = "at_s\n" + "".join(f"{second}\n" for second in range(100))
     part = write(C, text, context="llm", start_s=Duration(10.0), for_s=Duration(20.0), speedup=2.0)
     assert [call.at_s for call in read_trace(part, folder=tmp_path)] == [second / 2 for second in range(20)]

@@ -72,7 +72,7 @@ def test_complete_docstrings_pass(tmp_path: Path) -> None:
         ('class Box:\n    """', 'class Box:\n    box = """', "Box: no docstring"),
     ],
 )
-def test_missing_section_is_named_with_its_line(tmp_path: Path, complete: str, faulty: str, said: str) -> None:
+def test_docstring_fault_is_reported_with_its_line(tmp_path: Path, complete: str, faulty: str, said: str) -> None:
     assert SOUND.count(complete) == 1
     code, printed = check(tmp_path, SOUND.replace(complete, faulty))
     assert code == 1

@@ -64,7 +64,7 @@ def _children(folder: Path, run: subprocess.Popen[bytes]) -> list[int]:
 
 @pytest.mark.parametrize("options", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)], ids=["alone", "workers"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_ended_pytest_leaves_no_process(tests: Path, number: signal.Signals, options: list[str]) -> None:
+def test_terminated_or_killed_pytest_leaves_no_process(tests: Path, number: signal.Signals, options: list[str]) -> None:
     run = _start(tests, wait_s=600, options=options, words=ORDINARY)
     children = _children(tests, run)
     assert all(map(is_alive, children))

@@ -61,7 +61,7 @@ def run(suite: Path, text: str, *options: str, before: tuple[str, ...] = ()) -> 
     return run_pytest(suite, "-p", "no:randomly", *options, before=before)
 
 
-def test_every_test_here_has_a_limit(request):
+def test_every_test_has_a_time_limit(request):
     assert 0 < float(request.config.getini("timeout")) <= 300
     assert request.config.getini("faulthandler_exit_on_timeout") is True
     assert float(request.config.getini("faulthandler_timeout")) > 0
@@ -83,7 +83,7 @@ def test_hung_test_ends_with_stacks_and_the_run_continues(suite, workers):
 
 
 @pytest.mark.long
-def test_test_deaf_to_signals_ends_its_worker_and_another_continues(suite):
+def test_hung_test_that_no_signal_reaches_ends_only_its_worker(suite):
     ran = run(suite, HANGS_IN_C, LIMIT, "-o", "faulthandler_timeout=6", "-n", "1")
     assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
     assert "crashed while running 'tests/test_one.py::test_that_no_signal_reaches'" in ran.stdout

@@ -76,7 +76,7 @@ def test_each_test_runs_in_the_short_or_in_the_long_part(suite: Path) -> None:
     assert set(run(suite, "--all")) == set(short) | set(long)
 
 
-def test_long_tests_that_are_named_run(suite: Path) -> None:
+def test_long_test_runs_if_the_command_names_it(suite: Path) -> None:
     assert run(suite, "tests/test_one.py::test_long[2]", "tests/test_one.py::test_other_long") == {
         "long": 1,
         "other": 2,

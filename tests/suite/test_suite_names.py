@@ -79,7 +79,7 @@ def vague(root: Path) -> list[str]:
     return [f"{path}:{line} {name}" for path, kind, name, line in product(root) if kind == "def" and name in VAGUE]
 
 
-def test_class_name_has_one_meaning():
+def test_each_class_name_is_defined_once():
     assert homonyms(ROOT) == {}, "rename one of them, or say in ALLOWED why both are called so"
 
 
@@ -92,7 +92,7 @@ def long_test_names(root: Path) -> list[str]:
     ]
 
 
-def test_exceptions_to_the_name_rules_exist():
+def test_allowed_duplicate_class_names_still_exist():
     defined: dict[str, set[str]] = defaultdict(set)
     for path, kind, name, _ in product(ROOT):
         if kind == "class":
@@ -100,7 +100,7 @@ def test_exceptions_to_the_name_rules_exist():
     assert {name: defined[name] for name in ALLOWED} == {name: files for name, (files, _) in ALLOWED.items()}
 
 
-def test_function_name_states_its_effect_or_its_answer():
+def test_no_function_has_a_vague_name():
     assert vague(ROOT) == [], "name the effect (`refresh_devices`) or the answer (`job_status`)"
 
 

@@ -31,7 +31,7 @@ def run(suite: Path, *options: str) -> str:
 
 
 @pytest.mark.long
-def test_longest_file_of_the_last_run_starts_first(suite):
+def test_slowest_test_file_of_the_last_run_starts_first(suite):
     workers = ("-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
     (suite / "sleep-c").touch()
     assert run(suite, *workers) == "bac", "as the shipped file says"
@@ -39,7 +39,7 @@ def test_longest_file_of_the_last_run_starts_first(suite):
     assert run(suite) == "cab", "as the last run went: b was quick"
 
 
-def test_every_shipped_file_exists():
+def test_every_test_file_with_a_recorded_time_exists():
     kept = json.loads((TESTS / "file_seconds.json").read_text())
     assert kept
     assert [name for name in kept if not (TESTS / name).exists()] == []

@@ -154,7 +154,7 @@ def test_plan_is_stored_in_the_session_folder(tmp_path):
         engine.read(folder, site="other")
 
 
-def test_slots_are_gpus_or_cores_without_gpus():
+def test_slot_is_a_gpu_or_a_core_of_a_worker_without_gpus():
     gpus = VineWorker(name="n1", cores=8, gpus=2, memory_bytes=64_000)
     cores = VineWorker(name="n2", cores=8, gpus=0, memory_bytes=64_000)
     many = engine.VinePlan(most_workers=3)

@@ -58,7 +58,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_call_of_a_lost_worker_runs_again_after_a_stop(world: World) -> None:
+def test_call_stopped_on_a_lost_worker_runs_in_another_library(world: World) -> None:
     first = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     world.hear(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for it"))

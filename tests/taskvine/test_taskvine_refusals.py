@@ -46,7 +46,7 @@ def test_unsupported_site_setting_is_refused(text, said):
         ({"kinds": ["NVIDIA A10"]}, 'kinds = "NVIDIA A10": '),
     ],
 )
-def test_option_of_a_context_is_refused(options, said):
+def test_unsupported_option_of_a_context_is_refused(options, said):
     recipe = context(**options)(load)()
     with pytest.raises(ConfigError) as caught:
         refusals.refuse_unsupported_call(recipe, parse_call_specification({}).options)
@@ -106,7 +106,7 @@ def test_missing_taskvine_error_shows_the_install_command(monkeypatch, tmp_path)
     assert not (tmp_path / "home").exists()
 
 
-def test_session_with_taskvine_has_one_site_and_no_provider():
+def test_taskvine_session_with_two_sites_or_a_provider_is_refused():
     vine = Site(name="pool", engine=Engine.TASKVINE)
     with pytest.raises(ConfigError, match="has one site; remove local from sites"):
         engines.check([Site(), vine], provider=None)

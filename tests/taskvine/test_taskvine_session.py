@@ -40,7 +40,7 @@ def measure(pool, tmp_path):
     return measure
 
 
-def test_first_program_runs_unchanged(measure):
+def test_program_runs_unchanged_on_taskvine(measure):
     words = ["pilot", "call", "library"] * 10
     assert [n for lengths in stoker.map(measure, words) for n in lengths] == [len(word) for word in words]
     assert measure(["call"]).result(LIMIT_S) == [4]
@@ -83,7 +83,7 @@ def test_files_of_a_context_are_transferred_by_taskvine(pool, tmp_path):
     assert not path.startswith(str(weights))
 
 
-def test_call_that_kills_its_process_fails_with_evidence(pool, measure, log):
+def test_call_that_kills_its_process_fails_with_its_last_output(pool, measure, log):
     @stoker.app(context=table(["poison"], str(log)))
     def die(table):
         print("last words", flush=True)

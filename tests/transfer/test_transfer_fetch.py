@@ -47,7 +47,7 @@ def test_folder_is_transferred_with_all_its_contents(host: Hosts, folder: Origin
 
 
 @pytest.mark.parametrize("size", [0, PART])
-def test_small_object_is_one_answer(host: Hosts, relay: Relays, tmp_path: Path, size: int) -> None:
+def test_small_object_is_fetched_with_a_single_request(host: Hosts, relay: Relays, tmp_path: Path, size: int) -> None:
     (tmp_path / "small").write_bytes(os.urandom(size))
     small = Original(tmp_path / "small")
     one, two = host(), host()
@@ -59,7 +59,7 @@ def test_small_object_is_one_answer(host: Hosts, relay: Relays, tmp_path: Path, 
     assert between.passed - size - len(small.manifest) < 400
 
 
-def test_origin_is_read_at_its_path(host: Hosts, big: Original, folder: Original) -> None:
+def test_object_is_copied_from_the_path_of_its_origin(host: Hosts, big: Original, folder: Original) -> None:
     one, two = host(), host()
     outcome = one.get(big, big.source, manifest=True)
     assert outcome.origin_bytes == big.ref.size_bytes
@@ -149,7 +149,7 @@ def test_changed_source_is_reported(host: Hosts, folder: Original) -> None:
     assert "has changed since the recipe was made" in taker.lost[0][1]
 
 
-def test_incomplete_object_is_completed(host: Hosts, relay: Relays, big: Original) -> None:
+def test_fetch_continues_after_broken_connections(host: Hosts, relay: Relays, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
     between = relay(one, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)
@@ -221,7 +221,7 @@ def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Orig
     assert host().get(big, one.source).peer_bytes == big.ref.size_bytes  # the server still serves other hosts
 
 
-def test_headers_are_bounded_and_bound_to_their_connection(host: Hosts, big: Original) -> None:
+def test_oversized_or_altered_message_closes_the_connection(host: Hosts, big: Original) -> None:
     one = host()
     one.hold(big)
     channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
@@ -320,7 +320,7 @@ HONEST = 40
 
 
 @pytest.mark.parametrize(("kind", "stranger"), [("pilot", "127.0.0.1"), ("seed", "127.0.0.2")])
-def test_forty_silent_sockets_refuse_no_honest_fetch(
+def test_fetch_succeeds_despite_many_silent_connections(
     kind: str, stranger: str, host: Hosts, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "objects").mkdir()

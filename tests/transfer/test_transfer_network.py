@@ -18,7 +18,7 @@ def _network() -> None:
         pytest.skip(reason)
 
 
-def test_object_leaves_its_host_once() -> None:
+def test_object_is_read_from_its_source_only_once_for_all_pilots() -> None:
     found = run_side(
         "benchmarks.engine.transfers", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
     )

@@ -50,7 +50,7 @@ def test_each_piece_is_requested_once() -> None:
     assert one.take("b", 1000.0) is None  # pieces 1 and 2 may arrive at any moment
 
 
-def test_hanging_piece_is_requested_elsewhere_at_the_end() -> None:
+def test_last_piece_of_a_slow_source_is_requested_from_another() -> None:
     one = picker(2)
     one.add("slow")
     one.has("slow", [0, 1])
@@ -67,7 +67,7 @@ def test_hanging_piece_is_requested_elsewhere_at_the_end() -> None:
     assert one.missing == 1
 
 
-def test_lost_source_leaves_its_pieces_to_others() -> None:
+def test_pieces_of_a_lost_source_are_requested_from_other_sources() -> None:
     one = picker(4)
     for name in ("a", "b"):
         one.add(name)
@@ -84,7 +84,7 @@ def test_lost_source_leaves_its_pieces_to_others() -> None:
     assert one.take("b", 0.0) == 0, "a source that announces a piece again is asked again"
 
 
-def test_origin_is_spared_pieces_that_peers_have() -> None:
+def test_piece_that_a_peer_has_is_not_requested_from_the_origin() -> None:
     one = picker(3)
     one.add("origin", origin=True)
     one.has("origin", range(3))

@@ -54,7 +54,7 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
         (ad(5, HoldReason="no\n such file", HoldReasonCode=13), BlockPhase.PENDING, "held: no such file"),
     ],
 )
-def test_queued_job_has_its_state(job: Ad, phase: BlockPhase, reason: str) -> None:
+def test_state_of_a_queued_job_is_read_from_its_ad(job: Ad, phase: BlockPhase, reason: str) -> None:
     verdict = judge(job)
     assert told(verdict) == (phase, reason)
     assert not verdict.remove
@@ -70,7 +70,9 @@ def test_queued_job_has_its_state(job: Ad, phase: BlockPhase, reason: str) -> No
         (34, 102, LossReason.OUT_OF_MEMORY, "evicted from slot1@n1: why"),
     ],
 )
-def test_evicted_job_has_ended_with_its_reason(code: int, subcode: int, loss: LossReason, reason: str) -> None:
+def test_evicted_job_counts_as_ended_with_the_eviction_reason(
+    code: int, subcode: int, loss: LossReason, reason: str
+) -> None:
     job = ad(
         1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1",
         VacateReason="why", VacateReasonCode=code, VacateReasonSubCode=subcode,
@@ -92,7 +94,7 @@ def test_eviction_is_detected_before_the_shadow_logs_the_start(code: int) -> Non
 
 
 @pytest.mark.parametrize("code", [1003, 1006, 1026, 1032, 1036])
-def test_slot_that_refuses_a_job_ends_only_a_job_that_ran(code: int) -> None:
+def test_refusal_by_a_slot_ends_a_job_only_if_the_job_ran(code: int) -> None:
     assert judge(evicted(code)).status.phase is BlockPhase.PENDING
     assert judge(evicted(code), ran=True).status.phase is BlockPhase.ENDED
 
@@ -136,7 +138,7 @@ def test_hold_reports_its_cause_and_advice(
     assert (look.reason, look.loss, look.cause, look.advice) == (f"held: {why}", loss, cause, advice)
 
 
-def test_hold_of_a_job_that_never_ran_loses_no_pilot() -> None:
+def test_hold_of_a_job_that_never_ran_is_not_counted_as_a_loss() -> None:
     assert judge(ad(5, HoldReason="no such file", HoldReasonCode=13)).status.loss is None
 
 
@@ -437,6 +439,6 @@ def test_ads_are_parsed_as_condor_q_prints_them() -> None:
 @pytest.mark.parametrize(
     "text", ["-- Schedd: submit.pool", '{"ClusterId": 1}', "[1]", '[{"ProcId": 0}]', '[{"ClusterId": 7']
 )
-def test_other_output_is_trouble_with_the_batch_system(text: str) -> None:
+def test_malformed_condor_q_output_raises_batch_trouble(text: str) -> None:
     with pytest.raises(BatchTrouble, match="condor_q printed"):
         parse_job_ads(text, command="condor_q")

@@ -131,7 +131,7 @@ def test_gpu_type_matches_a_word_of_the_device_name(ad_of: Any, kind: str, yes: 
         ("JobStatus = 5; HoldReasonCode = 16; EnteredCurrentStatus = time() - 3600", False),
     ],
 )
-def test_job_is_removed_automatically_in_listed_cases(ad_of: Any, state: str, removed: bool) -> None:
+def test_job_is_removed_after_its_walltime_or_a_long_hold(ad_of: Any, state: str, removed: bool) -> None:
     import classad
 
     ad = ad_of(describe(site(), session="k3v9", block="b7"))

@@ -79,7 +79,7 @@ def test_blocks_are_submitted_watched_and_cancelled(pool: Pool, manager: Manager
     assert not any(process.is_running() for process in processes)
 
 
-def test_schedd_outage_ends_and_blocks_continue(make_pool: Callable[..., Pool], manager: ManagerEnd) -> None:
+def test_blocks_continue_after_an_outage_of_the_schedd(make_pool: Callable[..., Pool], manager: ManagerEnd) -> None:
     from batch.condor.machines import machine
 
     pool = make_pool(machine("n1"))

@@ -71,7 +71,7 @@ def output(tmp_path: Path, suffix: str = ".out") -> str:
     return next(tmp_path.glob(f"*/submit/stoker-k3v9-b7{suffix}")).read_text()
 
 
-def test_job_is_pending_then_running_then_ended(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_condor_job_ends_when_it_is_cancelled_or_exits(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit('gpus = "h100:1"', command="true")
     job = batch.submit(B7)
     assert seen(batch, job, PENDING).startswith("idle")
@@ -116,7 +116,7 @@ def test_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, monk
         assert bool(found.why) is not bool(expected)
 
 
-def test_pilot_uses_no_more_of_a_machine_than_its_slot(tmp_path: Path) -> None:
+def test_pilot_uses_only_the_cores_and_memory_of_its_slot(tmp_path: Path) -> None:
     ad = tmp_path / ".machine.ad"
     ad.write_text('Name = "slot1_1@n1"\nCpus = 1\nTotalCpus = 64.0\nTotalMemory = 9999999\nMemory = 100\n')
     environ = {"_CONDOR_MACHINE_AD": str(ad)}
@@ -134,7 +134,7 @@ def test_pilots_in_neighbouring_slots_share_no_core(tmp_path: Path, monkeypatch:
     assert [cpu.cores(environ) for environ in slots] == [(0, 1, 2), (3, 4, 5), (0, 6, 7)]
 
 
-def test_evicted_job_has_ended_and_another_can_be_submitted_at_once(
+def test_evicted_job_counts_as_ended_and_is_removed_from_the_queue(
     pool: Pool, submit: Callable[..., CondorBatch]
 ) -> None:
     batch = submit()
@@ -255,7 +255,9 @@ def test_cancel_accepts_finished_and_unknown_jobs(pool: Pool, submit: Callable[.
     batch.cancel([])
 
 
-def test_lost_machine_does_not_keep_a_job_forever(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_cancelled_job_of_a_lost_machine_is_removed_by_force(
+    own_pool: Pool, submit: Callable[..., CondorBatch]
+) -> None:
     pool, batch = own_pool, submit()
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -268,7 +270,7 @@ def test_lost_machine_does_not_keep_a_job_forever(own_pool: Pool, submit: Callab
     assert job not in pool.queued()
 
 
-def test_schedd_restarts_after_an_outage(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_jobs_are_found_again_after_an_outage_of_the_schedd(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     pool, batch = own_pool, submit()
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
@@ -306,7 +308,7 @@ def test_condor_requirements_select_the_machine(pool: Pool, submit: Callable[...
     until(lambda: look(batch, job).reason == why, why="the analysis")
 
 
-def test_jobs_avoid_excluded_machines_and_probe_one(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_jobs_avoid_excluded_machines_and_can_require_a_machine(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit("requirements = 'TARGET.Arch == \"X86_64\"'", command="true")
     for block, allowed, there in (
         ("b1", AllowedNodes(exclude=("n1", "n2", "n4")), "n3"),
@@ -350,7 +352,7 @@ def test_second_factory_finds_the_jobs_of_its_session_and_site(pool: Pool, submi
     assert set(other) == set(jobs)
 
 
-def test_missing_commands_are_trouble(
+def test_missing_condor_commands_raise_batch_trouble(
     submit: Callable[..., CondorBatch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -372,7 +374,9 @@ def test_pool_without_history_still_reports_the_end_of_a_job(
     )
 
 
-def test_slow_history_is_queried_once(own_pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+def test_condor_history_is_not_queried_again_after_a_timeout(
+    own_pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
+) -> None:
     (own_pool.bin / "condor_history").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep 300\n")
     batch = submit("command_limit = '3 s'")
     assert look(batch, "999.0").absent

@@ -200,7 +200,7 @@ def test_machines_without_a_shared_file_system_receive_all_files(pool, world, sm
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_site_suite_promises_hold_on_htcondor(make_pool, world):
+def test_doctor_tests_of_a_site_pass_on_htcondor(make_pool, world):
     make_pool(machine("n1"), machine("n2"))
     site = write_site(world.path, provider='memory = "1 GB"')
     page = prove(site, world.home)
