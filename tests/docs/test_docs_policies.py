@@ -49,7 +49,7 @@ def test_dispatch_policy_chapter_has_one_page() -> None:
 
 
 def test_page_names_the_required_methods_of_a_dispatch_policy() -> None:
-    asked = re.findall(r"^\| `(\w+)(?:\([^`]*\))?` \|", DISPATCH, re.MULTILINE)
+    asked = re.findall(r"^(?:- |\| )`(\w+)(?:\([^`]*\))?`(?:: | \|)", DISPATCH, re.MULTILINE)
     assert {*SEAMS["dispatch"]} <= {*asked}
 
 
