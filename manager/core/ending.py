@@ -9,7 +9,6 @@ import bisect
 import operator
 import re
 from collections.abc import Mapping
-from signal import Signals
 
 from stoker.manager.core import blame, holding, queues, registry
 from stoker.manager.core.events import ContextAdvice, RecordRuns, RecordSpeed
@@ -22,13 +21,12 @@ from stoker.protocol import to_client
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, format_library_id, show_call
 from stoker.protocol.status import SlowCall
-from stoker.units import first_words
+from stoker.units import first_words, show_signal
 
 MOST = 200  # Maximum number of failure groups. Further kinds of failures are counted in one group
 _OTHER_FAILURES = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
 _MOST_CHARACTERS = 300
-_SIGNALS = {signal.value: signal.name for signal in Signals}
 
 Key = tuple[str, str, str]
 
@@ -57,8 +55,7 @@ def list_failure_groups(state: State) -> tuple[FailureGroup, ...]:
 def _key(call: Call, outcome: CallEnd) -> Key:
     failure, function = outcome.failure, call.group.function.name
     if failure is not None:
-        signal = _SIGNALS.get(failure.signal, f"signal {failure.signal}")
-        how = signal if failure.signal else f"exit code {failure.exit_code}"
+        how = show_signal(failure.signal) if failure.signal else f"exit code {failure.exit_code}"
         more = f" ({how})" if failure.signal or failure.exit_code else ""
         return function, f"{failure.kind.value}{more}", ""
     said, *places = outcome.raised.splitlines() or [""]

@@ -38,6 +38,7 @@ from stoker.pilot.devices.monitor import Reading
 from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tree
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import DeviceId, LibraryId
+from stoker.units import show_signal
 
 # ---- walltime
 
@@ -350,5 +351,5 @@ def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.Pro
     if code in [answer.value for answer in events.ProbeVerdict]:
         answer = events.ProbeVerdict(code)
         return answer, "" if answer is events.ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
-    how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    how = show_signal(-code) if code < 0 else f"exit code {code}"
     return events.ProbeVerdict.FAILED, f"{name} failed: its probe exited with {how}" + (f": {said[-1]}" if said else "")

@@ -25,7 +25,7 @@ from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import CallId
 from stoker.protocol.to_library import Evict, Stop
 from stoker.protocol.to_manager import CallsEnded, LibraryFacts, LibraryGone
-from stoker.units import show_bytes, show_seconds
+from stoker.units import show_bytes, show_seconds, show_signal
 
 # ---- lifecycle
 
@@ -100,7 +100,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     if crowded:
         what = f"was killed by SIGKILL ({crowded})"
     elif how:
-        what = f"was killed by {signal.Signals(how).name}" + (_OUT_OF_MEMORY if how == signal.SIGKILL else "")
+        what = f"was killed by {show_signal(how)}" + (_OUT_OF_MEMORY if how == signal.SIGKILL else "")
     else:
         what = SAID_BY_CODE.get(code, "exited with code {code}: code in it called exit")
         what = what.format(code=code, log=log)

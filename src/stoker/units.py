@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 
 from stoker.errors import UnitError
 
@@ -140,8 +141,10 @@ def show_seconds(seconds: float) -> str:
     """Return a duration as text: `0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`.
 
     Args:
-        seconds: A duration.
+        seconds: A duration; infinity is `unlimited`.
     """
+    if seconds == math.inf:
+        return "unlimited"
     if seconds < 0.0095:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.0995:
@@ -186,6 +189,18 @@ def show_margin(margin_s: float, *, left_s: float) -> str:
     if margin_s >= 1.0:
         return f"in time by {show_seconds(margin_s)}"
     return f"late by {show_seconds(-margin_s)}" if -margin_s >= forecast_tolerance_s(left_s) else "about in time"
+
+
+def show_signal(number: int) -> str:
+    """Return the name of a signal, or its number if it has no name (`signal 35`).
+
+    Args:
+        number: A signal number.
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def show_line(text: str) -> str:

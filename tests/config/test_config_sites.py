@@ -23,7 +23,7 @@ from stoker.config import (
 )
 from stoker.errors import ConfigError, UnitError
 from stoker.manager.live.helper_processes import source_of
-from stoker.units import parse_rate
+from stoker.units import parse_rate, show_seconds
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
 
@@ -289,3 +289,11 @@ def test_rates_are_in_bytes_per_second(text: str) -> None:
 def test_invalid_rate_is_refused_with_an_example(text: object) -> None:
     with pytest.raises(UnitError, match="is not a rate"):
         parse_rate(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.004, "4.0 ms"), (9.96, "10 s"), (82, "1 min 22 s"), (8040, "2 h 14 min"), (math.inf, "unlimited")],
+)
+def test_durations_are_shown_in_their_largest_units(seconds: float, text: str) -> None:
+    assert show_seconds(seconds) == text

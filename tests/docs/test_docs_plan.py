@@ -50,7 +50,10 @@ def test_replay_output_looks_like_the_page() -> None:
     assert render_replay(Replayed("k3v9", 4812, 4812, 0, 57.0), took_s=0.9) == SAMPLES[1]
 
 
-@pytest.mark.parametrize(("place", "level"), [(0, "good` needs 30 calls, 3 loads and 10"), (1, "fair` needs 5 calls, 1 load and 3")])
+@pytest.mark.parametrize(
+    ("place", "level"),
+    [(0, "good` needs 30 calls, 3 loads and 10"), (1, "fair` needs 5 calls, 1 load and 3")],
+)
 def test_measurement_counts_on_the_page_match_the_code(place: int, level: str) -> None:
     counts = [levels[place] for levels in (evidence.RUNS, evidence.LOADS, evidence.WAITS)]
     assert [int(number) for number in re.findall(r"\d+", level)] == counts

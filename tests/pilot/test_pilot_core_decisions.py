@@ -300,6 +300,12 @@ def test_library_crowded_out_of_memory_by_others_is_not_blamed(
     assert ("processes outside the pilot use" in gone.failure.message) is (kind is FailureKind.PILOT)
 
 
+@pytest.mark.parametrize(("signal", "name"), [(11, "SIGSEGV"), (40, "signal 40")])
+def test_library_killed_by_a_signal_is_reported_with_its_name(pilot: CoreShell, signal: int, name: str) -> None:
+    pilot.ready().forget().die(1, signal=signal)
+    assert f"was killed by {name}" in pilot.take(told.LibraryGone).failure.message
+
+
 @pytest.mark.parametrize("every_s", [300.0, 0.0])
 def test_free_device_is_probed_at_the_interval_or_only_at_the_start(every_s: float) -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")}), probe_every_s=every_s).join().give(events.Tick())
