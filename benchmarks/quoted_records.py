@@ -194,8 +194,8 @@ def quality() -> Iterator[tuple[str, str]]:
     begins, (times, between, _) = "- **Iterations to a target loss.**", found[1]
     line = (
         f"{begins} A random prompt needs {times} times as many iterations (median of ten tasks, 95 % interval"
-        f" {between}). It needs more if tuning teaches the form of a short answer, for example of calculations, and no more for free"
-        " text."
+        f" {between}). It needs more if tuning teaches the form of a short answer, for example of calculations, and no"
+        " more for free text."
     )
     yield begins, line
 
