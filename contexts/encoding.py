@@ -289,7 +289,7 @@ class EncoderModel:
             truncate: Cut texts that are too long.
 
         Raises:
-            ValueError: A text is too long (InputTooLongError for a runtime).
+            ValueError: A text is too long for the model. A runtime raises the subclass InputTooLongError.
         """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate

@@ -429,7 +429,8 @@ class StreamedWeights:
             if any(
                 stream.converts for stream in self._streams
             ):  # a copied weight may have been converted twice and lost precision
-                raise UnusualModelError(f"{copied} is combined from other weights, or keeps its dtype")
+                why = "is made of other weights or keeps its own dtype, so it may have lost precision"
+                raise UnusualModelError(f"the weight {copied} {why}")
         model.config.name_or_path = model.name_or_path = self._place
         if model.can_generate():
             model.generation_config = _generation_config(self._place)

@@ -405,7 +405,7 @@ class Vectors(msgspec.Struct, frozen=True):
 
 
 def _message(choice: Choice) -> Body:
-    """Return the message of an answer. As in OpenAI's API, empty fields for reasoning and calls are left out."""
+    """Return the assistant's message. As in OpenAI's API, empty fields for reasoning and calls are left out."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning

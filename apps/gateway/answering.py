@@ -226,7 +226,7 @@ class Admission:
         Args:
 
             ttft_s: The requested time to first token in seconds; 0 = none.
-            waits_s: Seconds that the client accepts to wait (`Prefer: wait=`); None without this header.
+            waits_s: Seconds that the client is willing to wait (`Prefer: wait=`); None without this header.
         """
         await self._watch.recent(model)
         if trouble := self._watch.journal_trouble:

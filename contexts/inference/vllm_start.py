@@ -142,7 +142,7 @@ class VLLMStart:
         return weights_bytes(folder, dtype=dtype) + self.adapters.reserved_bytes(dtype=dtype)
 
     def _cpu_cache_bytes(self, weights: int, *, parts: int) -> int:
-        """Return the cache bytes of each part. `weights`: bytes of all parts."""
+        """Return the cache size of each part of the model, in bytes. `weights`: bytes of all parts."""
         if not self.device_memory_bytes:
             return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
         processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES

@@ -267,7 +267,7 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
     if run.is_running():
         if facts is None or facts.machine != machine():
             host = facts.host if facts is not None else "another host"
-            raise SessionError(f"{run.name} runs on {host}: log in there and write stoker down {run.name}")
+            raise SessionError(f"{run.name} runs on {host}: log in there and run: stoker down {run.name}")
         if run.is_alive_here():  # if the program is dead, the keeper will write its exit status
             with contextlib.suppress(ProcessLookupError):
                 os.kill(facts.pid, signal.SIGTERM)

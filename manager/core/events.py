@@ -361,7 +361,7 @@ class RecordNode(msgspec.Struct, frozen=True):
 
 
 class ClaimProbe(msgspec.Struct, frozen=True):
-    """Request permission to probe a node `every_s` seconds after the node's last probe. `ProbeClaimed` is the
+    """Request permission to probe a node whose last probe was at least `every_s` seconds ago. `ProbeClaimed` is the
     permission.
     """
 

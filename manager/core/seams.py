@@ -292,8 +292,8 @@ class Dispatch(Rounds, Protocol):
         """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls a library with free capacity gets from the first group of its queue, or return actions.
-        Runs in O(1)."""
+        """Return how many calls of the first group in its queue a library with free capacity gets. Return actions
+        instead to do something else. Runs in O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
         """Return `Send`s for calls of contexts that list this library's context as a variant (`context.listed_by`)."""

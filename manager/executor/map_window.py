@@ -150,7 +150,7 @@ class MapReports:
 
     def sent(self, calls: int) -> None:
         self._sent += calls
-        if self._told_kept != self._kept:  # report results of earlier runs immediately
+        if self._told_kept != self._kept:  # the number of results of earlier runs has changed
             self._told_at = None
         self._report()
 

@@ -238,7 +238,8 @@ class UsageMeasured(_Event, frozen=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not in the cache. `in_use_bytes`: pinned bytes that must be released, by waiting library."""
+    """Why an object is not in the cache. `in_use_bytes`: for each waiting library, the
+    pinned bytes that must be released first."""
 
     reason: str
     is_pilots_fault: bool = False

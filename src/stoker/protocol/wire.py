@@ -3,7 +3,8 @@
 A frame is a MessagePack array `[sequence, [message, ...]]`. The sequence number of an unnumbered frame is 0.
 
 Every protocol version has the same frame shape, the same hello and the same refusal, so that peers of two versions get
-a clear error. A hello is a map with `protocol` and `session`, and the first message of its frame. The answer `refused`
+a clear error. A hello is the first message of its frame. It is a map with the keys `protocol` and
+`session`. The answer `refused`
 is a map with a `reason`.
 
 Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and

@@ -245,7 +245,7 @@ def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
     """Read the value after a header. Raises PeerError if the value does not match the header."""
     size = header["body"]
     if size > MOST_BYTES:
-        raise wire.PeerError(f"a value of {size} bytes is too long")
+        raise wire.PeerError(f"a value of {size} bytes is longer than {MOST_BYTES} bytes")
     data = bytearray(size)
     channel.receive_body(memoryview(data))
     if size and hashlib.sha256(data).hexdigest() != header.get("sha256"):
