@@ -18,6 +18,12 @@ def test_readme_has_at_most_900_words_and_a_first_program() -> None:
     assert "causal_lm()" in first.text
 
 
+def test_changelog_and_docs_keep_their_word_limits() -> None:
+    changes = text_of("CHANGELOG.md")
+    assert len(changes[changes.index("## 0.1.0") :].split()) <= 900
+    assert sum(len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")) <= 28_000
+
+
 def test_each_benchmark_figure_names_its_command_and_record() -> None:
     section = README[README.index("## Figures") : README.index("## Serve models")]
     rows = re.findall(r"^\| .*\d.* \| `make .*` \| \[.*\]\((benchmarks/records/.*\.json)\) \|$", section, re.MULTILINE)

@@ -444,3 +444,17 @@ def test_full_disk_is_reported_and_failed_upload_leaves_no_file(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         store.add(tmp_path / "absent", filename="x", purpose="batch", owner="")
     assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_metrics_count_refused_offers_by_model_and_case():
+    zero = dict.fromkeys(("running", "queued", "hot", "loading", "asleep", "loads", "served"), 0)
+    seconds = dict.fromkeys(("load_total_s", "run_total_s"), 0.0)
+    counts = {"small-1a2b": {"decode-round": 3, "memory": 1}, "other-3c4d": {}}
+    contexts = [SimpleNamespace(name=name, refused_offers=each, **zero, **seconds) for name, each in counts.items()]
+    found = {
+        tuple(sample.labels.values()): sample.value
+        for family in session_metrics._contexts(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
+        for sample in family.samples
+        if sample.name == "stoker_refused_offers_total"
+    }
+    assert found == {("small", "decode-round"): 3, ("small", "memory"): 1}

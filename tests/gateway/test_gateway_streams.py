@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -140,3 +141,40 @@ async def test_stream_of_a_loaded_model_delays_its_headers_for_longer(monkeypatc
     with pytest.raises(ContextError):
         await answer.begin()
     await answer.leave()
+
+
+@pytest.mark.parametrize(
+    ("streams", "at_once", "sent"),
+    [(wire._FEW_STREAMS, False, 4), (wire._FEW_STREAMS + 1, False, 2), (wire._FEW_STREAMS + 1, True, 4)],
+)
+def test_quick_events_are_joined_in_many_streams(monkeypatch, streams, at_once, sent):
+    """With the pause of 1,000 s, the second event of each stream begins a pause that the test does not survive."""
+    monkeypatch.setattr(wire, "_APART_S", 1000.0)
+
+    async def run():
+        all_open, bodies = asyncio.Barrier(streams), [[] for _ in range(streams)]
+
+        async def pieces():
+            await all_open.wait()
+            for number in range(4):
+                yield b"data: %d\n\n" % number
+
+        async def send(to, message):
+            if body := message.get("body"):
+                to.append(body)
+
+        asked = [
+            wire.EventStream(pieces(), at_once=at_once)({}, asyncio.Event().wait, partial(send, to)) for to in bodies
+        ]
+        tasks = [asyncio.create_task(each) for each in asked]
+        while min(map(len, bodies)) < sent:
+            await asyncio.sleep(0)
+        for _ in range(100):  # turns of the loop, in each of which a stream could send
+            await asyncio.sleep(0)
+        assert {len(each) for each in bodies} == {sent}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert wire.EventStream.open_streams == 0
+
+    asyncio.run(run())
