@@ -35,6 +35,8 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
     else:
         goes = "to a library"
         advice = "Make it inside the function or the context's loader, or pass what it is made from"
+        if isinstance(culprit, types.ModuleType):
+            advice = "Import it in the body of the function or of the context's loader"
     return f"the {what} can't be sent {goes}{place}: {_kind(culprit)} can't be pickled ({_short(why)}). {advice}."
 
 
@@ -161,7 +163,8 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    return path.removeprefix("[0]" if what == "function" else "").strip()  # the function is first in its tuple
+    # the function, or the recipe's loader, is first in its tuple
+    return path.removeprefix("[0]" if what in ("function", "recipe") else "").strip()
 
 
 def _name(key: Any) -> str:
@@ -173,6 +176,8 @@ def _kind(value: Any) -> str:
         return f"the function {value.__qualname__}"
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
+    if isinstance(value, types.ModuleType):
+        return f"the module {value.__name__}"
     name = qualified_class_name(type(value))
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,14 @@ def test_system_exit_raised_by_a_pickle_is_not_an_interrupt() -> None:
 
 
 IMPORTED = "import json, kinds_of_objects as kinds; print(json.dumps(kinds.outcomes(vars(kinds))))"
+
+
+def test_module_that_cannot_be_pickled_is_named_with_advice():
+    held = types.ModuleType("held")
+    held.lock = threading.Lock()
+    function = types.FunctionType(compile("held", "here", "eval"), {"held": held})
+    with pytest.raises(SerializationError, match=r"global 'held' .*the module held can't .*Import it in the body of"):
+        payloads.dumps_code((function, (), {}), what="recipe")
 
 
 @pytest.mark.parametrize("in_a_script", [True, False])
