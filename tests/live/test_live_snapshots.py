@@ -162,6 +162,7 @@ def test_pilots_of_one_host_share_a_fetched_snapshot(hosts: Hosts) -> None:
     assert not (hosts.home / "snapshots").exists()
 
 
+@pytest.mark.long
 def test_next_pilot_of_a_host_finds_the_snapshot_until_eviction(hosts: Hosts, tmp_path: Path) -> None:
     first, recipe = hosts.keeping("--cache-size", "16 MB", host="node")
     snapshot = hosts.disk("node") / "snapshots" / FORM
