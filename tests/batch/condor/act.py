@@ -9,7 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from batch.condor.ads import HELD, IDLE, REMOVED, Ad, is_true, no_longer_held, now, turn, value
+from batch.condor.ads import HELD, IDLE, REMOVED, RUNNING, Ad, is_true, no_longer_held, now, turn, value
 from batch.condor.queue import DOWN, Queue, id_of, schedd_is_up
 
 # ---- submit
@@ -134,6 +134,7 @@ _WORDS = {
     "condor_rm": ("remove", "marked for removal"),
     "condor_hold": ("hold", "held"),
     "condor_release": ("release", "released"),
+    "condor_vacate_job": ("vacate", "vacated"),
 }
 
 
@@ -219,9 +220,13 @@ class _Act:
         elif self._command == "condor_hold":
             turn(ad, HELD, HoldReason=self._reason, HoldReasonCode=1, HoldReasonSubCode=0)
             self._queue.put(ad)
-        elif status != HELD:
-            return "not held to be released"
-        else:
+        elif self._command == "condor_release":
+            if status != HELD:
+                return "not held to be released"
             turn(ad, IDLE, **no_longer_held(ad))
             self._queue.put(ad)
+        elif status != RUNNING:
+            return f"not running to be {self._done}"
+        else:
+            self._queue.order_vacate(id_of(ad), wanted=True)
         return ""

@@ -20,7 +20,7 @@ from live.peers import until
 from polling import PATIENCE_S
 
 COMMANDS = (
-    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release",
+    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release", "condor_vacate_job",
     "condor_status", "condor_config_val",
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
