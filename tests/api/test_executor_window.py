@@ -56,9 +56,9 @@ def test_results_after_a_slow_first_item_are_bounded_and_delivered(session, tmp_
 
         while number == 0 and not os.path.exists(gate):
             time.sleep(0.01)
-        return number, os.urandom(300 * KB)
+        return number, os.urandom(60 * KB)
 
-    stream = stoker.map(gated, range(120))
+    stream = stoker.map(gated, range(400))  # the 64 calls before the first result have 4 MB
     stream._window.most_bytes = 6 * MB
     wait, sent = stream._wait, []
 
@@ -69,7 +69,7 @@ def test_results_after_a_slow_first_item_are_bounded_and_delivered(session, tmp_
         wait()
 
     stream._wait = look
-    assert [number for number, _ in stream] == list(range(120))
+    assert [number for number, _ in stream] == list(range(400))
     assert max(sent) < 8 * MB
 
 
