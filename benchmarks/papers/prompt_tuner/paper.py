@@ -28,6 +28,7 @@ class Row(msgspec.Struct, frozen=True):
 TABLE_7: Mapping[str, Mapping[str, Row]] = {
     "llama-30b": {"prompt-tuner": Row(28.4, 38.8), "infless": Row(38.9, 46.4), "elastic-flow": Row(82.3, 69.4)},
     "qwen-7b-r1": {"prompt-tuner": Row(23.1, 30.7), "infless": Row(36.2, 42.8), "elastic-flow": Row(74.9, 70.1)},
+    "96 GPUs": {"prompt-tuner": Row(25.4, 57.2), "infless": Row(57.1, 65.9), "elastic-flow": Row(78.2, 99.1)},
 }
 TABLE_8: Mapping[str, Row] = {
     "whole": Row(12.4, 22.9),
@@ -41,6 +42,12 @@ FEWER_POINTS: Mapping[str, tuple[float, float]] = {"infless": (15.0, 25.0), "ela
 """Percentage points of fewer violations with PromptTuner than with a baseline (Figure 7a, §6.2)."""
 SAVED = 23.0
 """Percent of the cost of INFless that is saved at medium load, S = 1 (Figure 7d)."""
+SAVED_AT: Mapping[str, float] = {"medium, S = 0.5": 38.0, "medium, S = 1.5": 17.0}
+"""The same at other S."""
+MOST_SAVED = 70.0
+"""Percent of the cost of ElasticFlow that is saved at medium load, S = 1.5 (§6.2)."""
+LEAST_POINTS = 10.0
+"""Smallest difference to a baseline at any S (§6.2)."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
 """Effect of reused prompts on violations (points) and cost (percent) in Figures 8a and 8b."""
 INITIALISATION = (0.11, 0.50)

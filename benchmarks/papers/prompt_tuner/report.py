@@ -173,6 +173,9 @@ def write(record: Record) -> str:
         fixed_costs=quoted_records.fixed_costs(), prompt_spread=quoted_records.prompt_spread(),
         chosen_prompt=quoted_records.chosen_prompt(),
         few=f"{grid.judge.few} seeds" if grid.judge.few > 1 else "1 seed", many=len(grid.judge.seeds),
+        others=other_load_rows(page),
+        unpaid=mean_text(page.some.times(MEDIUM, PARTS[0].system, waiting=False), digits=2),
+        held=f"{fmean(run.waiting_s / run.paid_s for run in page.some.runs(MEDIUM, PARTS[0].system)):.0%}",
     )  # fmt: skip
 
 
@@ -224,8 +227,8 @@ def summary(page: Page) -> dict[str, Any]:
     saved, fewer = page.some.saved(MEDIUM, scenarios.NO_BANK), page.some.points(MEDIUM, scenarios.NO_BANK)
     never = [single.number.what for single in page.singles if not single.within]
     count = sum(pair.conflict for pair in page.pairs)
-    conflict = f"""{count} pairs of numbers conflict under seed 1 (a set meets each number, no set meets both).
-        One seed is weak evidence; the table has the headline set under new seeds."""
+    conflict = f"""{count} pairs of numbers conflict under {_seeds_text(grid.search.seeds)}: a set meets each number,
+        and no set meets both."""
     more = [page.sets[place].points(MEDIUM, PARTS[2].system).mean for place in page.looked_at]
     return {
         "late": mean_text(late), "off": off, "within": "within" if abs(off) <= grid.search.within else "outside",
@@ -291,6 +294,27 @@ def heavy_load_rows(page: Page) -> Rows:
         said = [paper.TABLE_7[group.name][system.policy] for system in systems]
         numbers = (*(one.violations for one in said), *(one.cost for one in said))
         yield [f"{group.name}, the paper", *(f"{number:g}" for number in numbers)]
+
+
+def other_load_rows(page: Page) -> Rows:
+    for group in scenarios.OTHERS:
+        cells = [mean_text(estimate(page.few.late(group)))]
+        for system in (LITERAL, ELASTIC_FLOW):
+            cells += [mean_text(page.few.points(group, system)), _points_said(group, system)]
+            cells += [mean_text(page.few.saved(group, system)), _saved_said(group, system)]
+        yield [group.name, *cells]
+
+
+def _points_said(group: Group, system: scenarios.System) -> str:
+    if group.emergence == 1.0:
+        return "{:g} to {:g}".format(*paper.FEWER_POINTS[system.policy])
+    return f"at least {paper.LEAST_POINTS:g}"
+
+
+def _saved_said(group: Group, system: scenarios.System) -> str:
+    if system == LITERAL:
+        return f"{paper.SAVED_AT[group.name]:g}" if group.name in paper.SAVED_AT else ""
+    return f"up to {paper.MOST_SAVED:g}" if group.emergence > 1.0 else ""
 
 
 def vicuna_rows(page: Page) -> Rows:

@@ -58,12 +58,13 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A case for comparisons. `times` multiplies the load's jobs."""
+    """A case for comparisons. `times` multiplies the load's jobs; `clusters`, the GPUs."""
 
     name: str
     load: str = "medium"
     emergence: float = 1.0
     times: int = 1
+    clusters: int = 1
 
     def cases(
         self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
@@ -71,12 +72,19 @@ class Group(msgspec.Struct, frozen=True):
         """Yield runs of a system, one per seed, on a cluster divided by `smaller`."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
         for seed in seeds:
-            yield Case(counts, self.emergence, system, seed, paper.GPUS // smaller, parameters)
+            yield Case(counts, self.emergence, system, seed, self.clusters * paper.GPUS // smaller, parameters)
 
 
 MEDIUM = Group("medium, S = 1")
-HEAVY = (Group("llama-30b", "llama-30b"), Group("qwen-7b-r1", "qwen-7b-r1"))
+HEAVY = (
+    Group("llama-30b", "llama-30b"), Group("qwen-7b-r1", "qwen-7b-r1"), Group("96 GPUs", times=3, clusters=3)
+)  # fmt: skip
 """Runs of Table 7, with S = 1.0 because the text gives no S."""
+OTHERS = (
+    Group("low, S = 1", "low"), Group("high, S = 1", "high"),
+    Group("medium, S = 0.5", emergence=0.5), Group("medium, S = 1.5", emergence=1.5),
+)  # fmt: skip
+"""The other runs of Figure 7."""
 VICUNA = (
     Group("Vicuna-7B's jobs alone", "vicuna-7b"),
     Group("Vicuna-7B's jobs alone, three times as many", "vicuna-7b", times=3),

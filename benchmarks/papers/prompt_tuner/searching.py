@@ -27,7 +27,8 @@ Simulate = Callable[[list[scenarios.Case]], list[Result]]
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
     """A run. `violations` in percent, `paid_s` in device-seconds, `allocated` as a share of all devices; share of
-    job latency during instance starts (mean and maximum).
+    job latency during instance starts (mean and maximum); `waiting_s`: part of `paid_s` in which replicas that jobs
+    held waited for others.
     """
 
     places: tuple[int, ...]
@@ -39,13 +40,14 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
     allocated: float
     start_share: float
     start_most: float
+    waiting_s: float = 0.0
 
     @classmethod
     def of(cls, one: Wanted, seed: int, result: Result) -> KeptRun:
         paid_s = result.all_s if one.system.policy in scenarios.STATIC else result.held_s
         return cls(
             *one.name(seed), round(result.violations, 3), round(paid_s, 1), round(result.held_s / result.all_s, 4),
-            round(result.start_share, 4), round(result.start_most, 4),
+            round(result.start_share, 4), round(result.start_most, 4), round(result.waiting_s, 1),
         )  # fmt: skip
 
     @property
@@ -131,10 +133,11 @@ class Evaluation:
         pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
         return estimate([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
 
-    def times(self, group: scenarios.Group, system: System) -> MeanEstimate:
-        """Return the cost of the system divided by ours."""
-        pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
-        return estimate([theirs / ours for theirs, ours in pairs])
+    def times(self, group: scenarios.Group, system: System, *, waiting: bool = True) -> MeanEstimate:
+        """Return the cost of the system divided by ours. `waiting`: a replica that a job holds costs while it waits."""
+        runs = self.runs(group, system)
+        paid = (run.paid_s if waiting else run.paid_s - run.waiting_s for run in runs)
+        return estimate([theirs / ours for theirs, ours in zip(paid, self.paid_s(group), strict=True)])
 
 
 def mean_text(value: MeanEstimate, *, digits: int = 1, sign: bool = False) -> str:
@@ -241,5 +244,6 @@ def judged_runs(found: Found, grid: Grid) -> list[Wanted]:
     wanted = [(MEDIUM, system, seeds) for system in (OURS, *scenarios.baselines(found.tuned).values())]
     wanted += [(MEDIUM, part.system, seeds[: grid.judge.parts]) for part in PARTS]
     wanted += [(group, system, few) for group in scenarios.VICUNA for system in (LITERAL, ELASTIC_FLOW)]
-    wanted += [(group, system, few) for group in scenarios.HEAVY for system in (OURS, LITERAL, ELASTIC_FLOW)]
+    others = (*scenarios.HEAVY, *scenarios.OTHERS)
+    wanted += [(group, system, few) for group in others for system in (OURS, LITERAL, ELASTIC_FLOW)]
     return [Wanted(found.headline, *each) for each in wanted]

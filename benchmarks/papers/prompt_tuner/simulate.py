@@ -18,7 +18,8 @@ from benchmarks.papers.prompt_tuner import paper
 from benchmarks.papers.prompt_tuner.jobs import MODELS, Model, Parameters, arrival, jobs
 from benchmarks.papers.prompt_tuner.scenarios import Case
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient, OfContext
-from stoker.manager.core.seams import Policies
+from stoker.manager.core.seams import Action, Changes, Policies, View
+from stoker.manager.policies.prompt_tuner.pools import AllotInRounds
 from stoker.manager.sim.client import Arrival, recipe_of
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome, Simulation
@@ -67,6 +68,8 @@ class Result(msgspec.Struct, frozen=True):
     ended_at: float
     start_share: float = 0.0
     start_most: float = 0.0
+    waiting_s: float = 0.0
+    """Replica-seconds in which jobs held idle replicas and waited for others (`together=False`)."""
 
     @property
     def violations(self) -> float:
@@ -148,8 +151,26 @@ def simulate(case: Case) -> Result:
         arrival(job, case.emergence, parameters, system.bank) for job in jobs(counts, parameters, seed=case.seed)
     ]
     policies = policy(system.policy).make(**dict(system.settings))
+    waiting = _WaitingReplicas(policies.dispatch) if isinstance(policies.dispatch, AllotInRounds) else None
     simulation, outcome = simulate_arrivals(arrivals, policies, parameters, gpus=case.gpus)
-    return result_of(simulation.log, arrivals, outcome, gpus=case.gpus)
+    result = result_of(simulation.log, arrivals, outcome, gpus=case.gpus)
+    return msgspec.structs.replace(result, waiting_s=waiting.total_s) if waiting is not None else result
+
+
+class _WaitingReplicas:
+    """Adds up the time of replicas that wait in a job's hands, in rounds of PromptTuner's dispatch policy."""
+
+    def __init__(self, dispatch: AllotInRounds) -> None:
+        self._states, self._round = dispatch.states, dispatch.round
+        self._count, self._at = 0, 0.0
+        self.total_s = 0.0
+        setattr(dispatch, "round", self._count_round)  # noqa: B010 - mypy refuses an assignment to a method
+
+    def _count_round(self, view: View, changes: Changes) -> Sequence[Action]:
+        self.total_s += self._count * (view.now - self._at)
+        plan = self._round(view, changes)
+        self._count, self._at = sum(sum(state.held.values()) for state in self._states.all.values()), view.now
+        return plan
 
 
 def simulate_arrivals(
