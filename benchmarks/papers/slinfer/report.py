@@ -71,7 +71,15 @@ def verdicts(of: Of) -> list[Verdict]:
     table_3 = [_table_3(of, *each) for each in product((SLINFER, SLLM_CS, SLLM_CS_STATIC), LOADS)]
     gains = [_gain(of, system, program=False) for system in BASELINES]
     in_program = [_gain(of, system, program=True) for system in tables.PROGRAM_SYSTEMS[:-1]]
-    return [*in_program, *gains, *table_3, *(_resizing(of, watermark) for watermark in RESIZING), _speed(of)]
+    consolidation = [_consolidation(of, models) for models in (64, 128)]
+    return [
+        *in_program,
+        *gains,
+        *table_3,
+        *consolidation,
+        *(_resizing(of, watermark) for watermark in RESIZING),
+        _speed(of),
+    ]
 
 
 def readings(result: Result) -> tuple[Callable[[Result], float], ...]:
@@ -156,6 +164,18 @@ def _table_3(of: Of, system: str, models: int) -> Verdict:
         return Verdict(bar, paper, MISSING, None)
     here = f"{met_text(result)} %, {result.measures.kinds[GPU].nodes:.1f} GPUs"
     return Verdict(bar, paper, here, off_table_3(result, {GPU: gpus}, met=met))
+
+
+def _consolidation(of: Of, models: int) -> Verdict:
+    whole, without = (of(tables.ablated_case(models, name)) for name in ("whole", "without consolidation"))
+    bar = f"{models} x 7B without consolidation: fewer objectives met, in both readings, and more GPUs"
+    if whole is None or without is None:
+        return Verdict(bar, "yes", MISSING, None)
+    points = [each(without) - each(whole) for each in READINGS]
+    more = nodes_used(without, GPU) - nodes_used(whole, GPU)
+    here = f"{min(points):+.2f} to {max(points):+.2f} points, {more:+.3f} GPUs"
+    wrong = [what for what, is_wrong in (("objectives", max(points) >= 0), ("GPUs", more <= 0)) if is_wrong]
+    return Verdict(bar, "yes", here, ", ".join(wrong))
 
 
 def _resizing(of: Of, watermark: float) -> Verdict:
@@ -257,9 +277,9 @@ def figure_22(of: Of) -> Rows:
 
 
 def figure_23(of: Of) -> Rows:
-    for name, settings in tables.ABLATIONS.items():
-        result = of(Case(SLINFER, 64, settings=settings))
-        yield [name, met_text(result), _nodes_text(result, GPU), _nodes_text(result, CPU)]
+    for models, name in tables.ABLATED:
+        result = of(tables.ablated_case(models, name))
+        yield [f"{models} x 7B", name, met_text(result), f"{nodes_used(result, GPU):.3f}", _nodes_text(result, CPU)]
 
 
 def figure_24(of: Of) -> Rows:

@@ -43,6 +43,7 @@ ABLATIONS: dict[str, dict[str, float | bool]] = {
     "whole": {}, "without CPUs": {"cpus": False}, "without sharing": {"sharing": False},
     "without consolidation": {"consolidation": False},
 }  # fmt: skip
+ABLATED = [(64, name) for name in ABLATIONS] + [(128, "whole"), (128, "without consolidation")]
 WATERMARKS = (0.0, 0.1, 0.25, 0.5, 1.0)
 RESIZE_READINGS = [(0.03, 4096), (0.03, 1024), (0.06, 4096), (0.06, 1024), (0.12, 4096)]
 """Assumptions about resizes: seconds per GB of a new cache, and tokens of the smallest cache (eq. 2)."""
@@ -65,6 +66,10 @@ def burst_case(system: str, per_s: float) -> Case:
     return Case(system, 64, workload=f"BurstGPT{per_s:g}", for_s=BURST_S)
 
 
+def ablated_case(models: int, name: str) -> Case:
+    return Case(SLINFER, models, settings=ABLATIONS[name])
+
+
 def keep_alive_case(system: str, seconds: float) -> Case:
     return Case(system, 64, settings={} if seconds == 1.0 else {"keep_alive_s": seconds})
 
@@ -84,7 +89,7 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "22": lambda: _grid(SYSTEMS, SIZES),
     "III": lambda: _grid((SLLM_CS, SLLM_CS_STATIC, SLINFER), (SEVEN,)),
     "128": lambda: _grid(SYSTEMS, SIZES, (128,)),
-    "23": lambda: [Case(SLINFER, 64, settings=settings) for settings in ABLATIONS.values()],
+    "23": lambda: [ablated_case(*each) for each in ABLATED],
     "24": lambda: [Case(SLINFER, 64, nodes=nodes) for nodes in NODES_24],
     "25": lambda: [Case(system, 64, SIZES) for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
     "27": lambda: [burst_case(system, per_s) for per_s in BURSTS for system in (SLLM, SLLM_C, SLLM_CS, SLINFER)],
