@@ -135,7 +135,7 @@ async def _read_stream(port: int, model: str, tokens: int) -> None:
     asked["stream_options"] = {"include_usage": True}
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(request_bytes("/v1/completions", asked, prefer="wait=600"))
+        writer.write(request_bytes("/v1/completions", asked, headers={"Prefer": "wait=600"}))
         status, end = await reader.readline(), b""
         while b" 200 " in status and b"data: [DONE]" not in end and (chunk := await reader.read(1 << 16)):
             end = end[-500:] + chunk

@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -61,11 +62,10 @@ def paced(folder: Path, *, every_s: float) -> Iterator[int]:
             gateway.wait(120)
 
 
-def request_bytes(url: str, asked: dict[str, Any], *, prefer: str = "") -> bytes:
-    """Return a POST request. `prefer`: value of the header `Prefer`."""
+def request_bytes(url: str, asked: dict[str, Any], *, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
     body = json.dumps(asked).encode()
-    wait = f"Prefer: {prefer}\r\n" if prefer else ""
-    return f"POST {url} HTTP/1.1\r\nHost: x\r\n{wait}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {url} HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def cpu_seconds(folder: Path | str) -> dict[str, float]:

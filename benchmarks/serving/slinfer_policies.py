@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from stoker.manager.core.nouns import Call, Library
-from stoker.manager.core.seams import Policies, Send
+from collections.abc import Iterator
+
+from stoker.manager.core.nouns import Call
+from stoker.manager.core.seams import Action, Policies, Send, View
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.slinfer import slinfer
 from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom, ResizeLate
-from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlaces
-from stoker.manager.policies.slinfer.validation import ComputeOutlook
+from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlaces, instances
+from stoker.manager.policies.slinfer.validation import ComputeOutlook, first_token_s
 
 
 def patient() -> Policies:
@@ -16,16 +18,25 @@ def patient() -> Policies:
     return slinfer(keep_alive_s=3600.0)
 
 
-class SendAtOnce(OfferByHeadroom):
-    """Sends calls without an offer. It needs libraries that are loaded with memory for all of them."""
+class ForceSomeCalls(OfferByHeadroom):
+    """Sends a forced call to the largest instance with free slots and memory, and asks no pilot whether it is in time.
 
-    def _offer(self, call: Call, library: Library, reserve_bytes: int, *preempted: Library) -> Send:  # noqa: ARG002
-        return Send(call.id, library.id)
+    A call is forced if its objective for the first token is an odd number of milliseconds.
+    """
+
+    def _plan(self, view: View, call: Call) -> Iterator[Action]:
+        if round(1000 * first_token_s(call)) % 2:
+            for library in instances(call.group.context, largest_first=True):
+                grows = self._sizes.admit(library, call) if library.load < library.slots else None
+                if grows is not None and library.admits(call):
+                    yield Send(call.id, library.id, reserve_bytes=grows)
+                    return
+        yield from super()._plan(view, call)
 
 
-def accepting() -> Policies:
-    """Return `slinfer` whose pilots accept every call they are sent, for the replays of `gateway_objectives`."""
+def forcing() -> Policies:
+    """Return `slinfer` with forced calls, for the replays of `gateway_objectives`."""
     sizes, provisioning = CacheSizes(watermark=0.25), KeepBlocks()
     places = InstancePlaces(sizes, ComputeOutlook(), shares=True, uses_cpus=True)
-    dispatch = SendAtOnce(sizes, places, keep_alive_s=1.0, consolidates=False, drops=False)
-    return Policies(dispatch, ResizeLate(sizes, places, resizes=False, provisioning=provisioning), provisioning)
+    dispatch = ForceSomeCalls(sizes, places, keep_alive_s=1.0, consolidates=True, drops=True)
+    return Policies(dispatch, ResizeLate(sizes, places, resizes=True, provisioning=provisioning), provisioning)

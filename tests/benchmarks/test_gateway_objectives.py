@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,9 @@ pytest.importorskip("prometheus_client")
 
 
 from benchmarks.serving.gateway_objectives import (
-    ACCEPTING,
+    FORCING,
+    LIMITED_DEVICES,
     MODELS,
-    PACED_DEVICES,
-    Delayed,
     Outcome,
     Request,
     figures,
@@ -23,6 +21,7 @@ from benchmarks.serving.gateway_objectives import (
     simulated,
     simulated_replays,
 )
+from benchmarks.serving.simulated_models import Delayed
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.live import session_policies
 from stoker.manager.policies.named import named
@@ -71,7 +70,7 @@ def test_short_requests_in_time_are_accepted_despite_slow_steps(seed: int) -> No
 
 
 def test_policy_of_the_replays_can_be_created() -> None:
-    assert session_policies.find(ACCEPTING).make().dispatch
+    assert session_policies.find(FORCING).make().dispatch
 
 
 def test_exact_forecasts_refuse_mostly_requests_that_cause_lateness() -> None:
@@ -84,25 +83,20 @@ def test_exact_forecasts_refuse_mostly_requests_that_cause_lateness() -> None:
     assert found["late"] + found["harm"] >= 0.9 * found["of"]
 
 
-def test_paced_steps_of_one_device_never_overlap(tmp_path: Path) -> None:
-    """Two processes on one core take 40 steps of one token each, with a pace of 9.2 ms a step."""
+def test_limited_steps_compute_for_the_share_of_their_time() -> None:
     program = """
 import time
 import sitecustomize
 class Engine:
     def _compute(self, step):
-        return step, 10
-class Step:
-    prompt_tokens, writing = 0, 1
-sitecustomize.pace(Engine)
-for _ in range(20):
-    began = time.monotonic()
-    Engine()._compute(Step)
-    print(began, time.monotonic())
+        return sum(range(step))
+sitecustomize.limit(Engine, 0.25)
+began, cpu_s = time.perf_counter(), time.thread_time()
+results = [Engine()._compute(300_000) for _ in range(5)]
+print(results[0], (time.thread_time() - cpu_s) / (time.perf_counter() - began))
 """
-    environment = {**os.environ, "PACED_DEVICES": str(tmp_path), "PYTHONPATH": str(PACED_DEVICES)}
-    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", program]
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    steps = [line.split() for each in both for line in each.communicate(timeout=60)[0].splitlines()]
-    assert len(steps) == 40
-    assert max(float(end) for _, end in steps) - min(float(began) for began, _ in steps) >= 40 * 0.0092
+    environment = {**os.environ, "PYTHONPATH": str(LIMITED_DEVICES)}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True)
+    result, share = run.stdout.split()
+    assert int(result) == 44_999_850_000
+    assert 0 < float(share) < 0.3

@@ -163,7 +163,8 @@ def write(record: Record) -> str:
     parameters = msgspec.structs.asdict(headline.parameters(grid))
     return common.page(
         PAGE, grid=grid, paper=paper, made=record.facts.line(), **summary(page),
-        searched=_seeds_text((*grid.search.seeds, *grid.search.more_seeds)), judged=_seeds_text(grid.judge.seeds),
+        searched=_seeds_text((*grid.search.seeds, *grid.search.more_seeds)),
+        search_seeds=_seeds_text(grid.search.seeds), judged=_seeds_text(grid.judge.seeds),
         bars=bar_rows(page), parts=part_rows(page), heavy=heavy_load_rows(page), vicuna=vicuna_rows(page),
         sets=parameter_set_rows(page),
         finalists="; ".join(_finalists(page)), singles=number_rows(page), pairs=pair_rows(page), literal=LITERAL,
@@ -328,7 +329,10 @@ def vicuna_rows(page: Page) -> Rows:
 
 
 def parameter_set_rows(page: Page) -> Rows:
+    named = {each.closest for each in page.singles} | {each.closest for each in page.pairs} | set(page.looked_at)
     for number, one in enumerate(page.sets, 1):
+        if number - 1 not in named:
+            continue
         compared = [
             f"{value:.{digits}f}"
             for system in (LITERAL, ELASTIC_FLOW)
