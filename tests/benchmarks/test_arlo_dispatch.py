@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.papers.arlo.dispatch import (
-    BucketDispatcher,
     Dispatcher,
-    Outcome,
-    RuntimeQueues,
+    LoadBuckets,
     dispatch_outcome,
     inter_groups_greedy,
     pack_any_runtime,
     pack_shortest_runtime,
+    runtime_queues,
     strategies,
 )
 
@@ -27,12 +26,9 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
     runtimes = [(length, capacity) for length, capacity, _ in levels]
     loads = [(runtime, load) for runtime, (_, _, several) in enumerate(levels) for load in several]
     if strategy in STRATEGIES:
-        packed = BucketDispatcher(runtimes, STRATEGIES[strategy])
-        for instance, (runtime, load) in enumerate(loads):
-            packed.add(instance, runtime)
-            packed._change_load(instance, 0, load)
-        return packed
-    queues = RuntimeQueues(runtimes, peeked=1 if strategy == "ilb" else 6)
+        queues = Dispatcher(runtimes, LoadBuckets, STRATEGIES[strategy])
+    else:
+        queues = runtime_queues(runtimes, peeked=1 if strategy == "ilb" else 6)
     for instance, (runtime, load) in enumerate(loads):
         queues.add(instance, runtime)
         queues._levels[runtime].set(instance, load)
@@ -45,10 +41,10 @@ def test_dispatch_strategies_reproduce_figure_4_of_the_paper() -> None:
     """
     found = {name: dispatch_outcome(each) for name, each in strategies()}
     assert found == {
-        "ILB": Outcome((4, 4, 0, 0), 5),
-        "IG": Outcome((0, 0, 0, 8), 8),
-        "Algorithm 1, threshold 0.85": Outcome((0, 0, 3, 5), 5),
-        "Algorithm 1, threshold 0.99": Outcome((2, 1, 5, 0), 0),
+        "ILB": ([4, 4, 0, 0], 5),
+        "IG": ([0, 0, 0, 8], 8),
+        "Algorithm 1, threshold 0.85": ([0, 0, 3, 5], 5),
+        "Algorithm 1, threshold 0.99": ([2, 1, 5, 0], 0),
     }
 
 

@@ -6,17 +6,17 @@ import pytest
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import SYSTEMS, Case, Measures, simulate
-from benchmarks.papers.arlo.dispatch import RuntimeQueues
-from benchmarks.papers.arlo.fleet import Agenda, Fleet, Served, serve
+from benchmarks.papers.arlo.dispatch import runtime_queues
+from benchmarks.papers.arlo.fleet import Fleet, serve
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, make_trace
 
 SHORT_S, LONG_S = 0.010, 0.040
 
 
-def fleet_of(counts: Sequence[int], agenda: Agenda) -> Fleet:
+def fleet_of(counts: Sequence[int]) -> Fleet:
     """Return two runtimes, of 100 and 200 tokens, with these numbers of instances."""
     rows = [[SHORT_S] * 201, [LONG_S] * 201]
-    fleet = Fleet(RuntimeQueues([(100, 40), (200, 10)]), rows, agenda)
+    fleet = Fleet(runtime_queues([(100, 40), (200, 10)]), rows)
     fleet.start(counts)
     return fleet
 
@@ -24,10 +24,9 @@ def fleet_of(counts: Sequence[int], agenda: Agenda) -> Fleet:
 def milliseconds(
     times: list[float], lengths: list[int], counts: Sequence[int], *, occupies: bool = False
 ) -> list[float]:
-    agenda, served = Agenda(), Served()
-    serve(Trace(times, lengths, []), fleet_of(counts, agenda), agenda, served, occupies=occupies)
-    assert served.lost == 0
-    return [round(1000 * latency, 3) for latency in served.latencies]
+    fleet = fleet_of(counts)
+    assert serve(Trace(times, lengths, []), fleet, occupies=occupies) == 0
+    return [round(1000 * latency, 3) for latency in fleet.latencies]
 
 
 def test_requests_queue_at_the_least_busy_instance() -> None:
@@ -38,14 +37,13 @@ def test_requests_queue_at_the_least_busy_instance() -> None:
 
 
 def test_replaced_instance_drains_and_returns_a_second_later() -> None:
-    agenda, served = Agenda(), Served()
-    fleet = fleet_of([1, 1], agenda)
-    agenda.schedule(0.005, lambda now: fleet.replace(0, 1, now, then=lambda at: back.append(at)))
+    fleet = fleet_of([1, 1])
+    fleet.agenda.schedule(0.005, lambda now: fleet.replace(0, 1, now, then=lambda at: back.append(at)))
     back: list[float] = []
-    serve(Trace([0.0, 0.0, 0.006, 2.0], [50, 50, 50, 150], []), fleet, agenda, served)
-    assert [round(1000 * each, 1) for each in served.latencies] == [10.8, 20.8, 40.8, 40.8], "then only the long one"
+    lost = serve(Trace([0.0, 0.0, 0.006, 2.0], [50, 50, 50, 150], []), fleet)
+    assert [round(1000 * each, 1) for each in fleet.latencies] == [10.8, 20.8, 40.8, 40.8], "then only the long one"
     assert back == [pytest.approx(0.020 + settings.REPLACEMENT_S)]
-    assert (served.lost, fleet.serving(0), len(fleet.serving(1))) == (0, [], 2)
+    assert (lost, fleet.serving(0), len(fleet.serving(1))) == (0, [], 2)
 
 
 def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 2.0) -> Measures:

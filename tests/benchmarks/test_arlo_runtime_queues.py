@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from policies.test_policies_arlo import LENGTHS, Family, warmed
 
-from benchmarks.papers.arlo.dispatch import RuntimeQueues
+from benchmarks.papers.arlo.dispatch import Dispatcher, runtime_queues
 
 
-def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues:
+def loaded(*levels: tuple[int, int, list[int]]) -> Dispatcher:
     """Return levels by length, capacity and outstanding requests of each instance (q1a, q1b, q2a, ...)."""
-    queues: RuntimeQueues = RuntimeQueues([(length, capacity) for length, capacity, _ in levels])
+    queues = runtime_queues([(length, capacity) for length, capacity, _ in levels])
     for number, (_, _, loads) in enumerate(levels):
         for letter, load in zip("abcdef", loads, strict=False):
             queues.add(f"q{number + 1}{letter}", number)
@@ -24,19 +23,12 @@ def test_at_most_six_runtime_queues_are_examined_for_a_request() -> None:
     assert loaded(*levels[1:], (448, 10, [0])).take(10) == "q6a"
 
 
-def test_request_longer_than_every_runtime_gets_an_error() -> None:
-    with pytest.raises(ValueError, match="513 tokens, and the longest runtime takes 512"):
-        loaded((128, 10, [0]), (512, 10, [0]), (1024, 10, [])).take(513)
-    with pytest.raises(ValueError, match="rising lengths"):
-        RuntimeQueues([(128, 10), (128, 10)])
-
-
 def test_session_and_evaluation_choose_the_same_runtime() -> None:
     t, demoted = warmed(Family(), devices=7), 0
     for seed in range(10):
         chance = random.Random(seed)
         runtime_of = {x.id: LENGTHS.index(x.context.recipe.longest_input) for x in t.core.state.libraries.values()}
-        queues: RuntimeQueues = RuntimeQueues([(64, 40), (128, 20), (256, 10)])
+        queues = runtime_queues([(64, 40), (128, 20), (256, 10)])
         for id, runtime in runtime_of.items():
             queues.add(id, runtime)
         weights = [chance.random() for _ in LENGTHS]

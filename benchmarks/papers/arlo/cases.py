@@ -13,6 +13,9 @@ from benchmarks.papers.arlo.workload import LONGEST, LatencyProfile, Trace, Work
 from benchmarks.papers.common import RELEASE, case_name
 
 RS, ILB, IG, PACK_ANY, PACK_SHORTEST, RANDOM = "rs", "ilb", "ig", "pack any", "pack shortest", "random"
+PACKING = {
+    IG: dispatch.inter_groups_greedy, PACK_ANY: dispatch.pack_any_runtime, PACK_SHORTEST: dispatch.pack_shortest_runtime
+}  # fmt: skip
 PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
@@ -103,12 +106,12 @@ def run(case: Case) -> Result:
 
 
 def simulate(case: Case, trace: Trace) -> Measures:
-    system, agenda, served, profile = SYSTEMS[case.system], fleets.Agenda(), fleets.Served(), case.profile
+    system, profile = SYSTEMS[case.system], case.profile
     runtimes = (LONGEST,) if system.is_padded_whole else lengths_of(case.runtimes)
     rows = [[profile.static_s(length)] * (LONGEST + 1) for length in runtimes]
     if system.dynamic:
         rows = [[profile.dynamic_s(tokens, system.dynamic) for tokens in range(LONGEST + 1)]]
-    fleet = fleets.Fleet(_dispatcher(system, runtimes, case), rows, agenda)
+    fleet = fleets.Fleet(_dispatcher(system, runtimes, case), rows)
 
     def allocation(devices: int, lengths: Sequence[int], rate: float) -> Sequence[int]:
         overload_s = settings.OVERLOAD_S if system.within_capacity else 0.0
@@ -121,37 +124,29 @@ def simulate(case: Case, trace: Trace) -> Measures:
         known = trace.lengths if system.allocation == GLOBAL else trace.earlier
         fleet.start(allocation(case.devices, known, case.workload.rate))
     if system.allocation == PERIODIC:
-        fleets.Reallocation(trace, fleet, agenda, allocation, for_s=case.workload.for_s)
+        fleets.Reallocation(trace, fleet, allocation, for_s=case.workload.for_s)
     if case.least and system.allocation == PERIODIC:
-        fleets.TargetTracking(trace, fleet, agenda, served.latencies, case.profile.slo_s, case.least)
+        fleets.track_target(trace, fleet, profile.slo_s, case.least)
     elif case.least:
-        fleets.Headroom(fleet, agenda, case.least)
-    fleets.serve(trace, fleet, agenda, served, occupies=case.occupies)
-    return _measure(case, fleet, served)
+        fleets.keep_headroom(fleet, case.least)
+    lost, for_s = fleets.serve(trace, fleet, occupies=case.occupies), case.workload.for_s
+    rising = sorted(fleet.latencies)
+    return Measures(
+        requests=len(rising), lost=lost, mean_ms=round(1000 * sum(rising) / len(rising), 4),
+        p50_ms=round(1000 * fleets.percentile(rising, 0.5), 4), p98_ms=round(1000 * fleets.percentile(rising, 0.98), 4),
+        late=round(sum(latency > profile.slo_s for latency in rising) / len(rising), 6),
+        devices=round(fleet.device_s(for_s) / for_s, 4), replaced=fleet.replaced, most_out=fleet.most_out,
+        at_once=max(1, int(settings.REPLACED_AT_ONCE * case.devices)),
+    )  # fmt: skip
 
 
 def _dispatcher(system: System, runtimes: Sequence[int], case: Case) -> dispatch.Dispatcher:
     levels = [(length, case.profile.capacity(length)) for length in runtimes]
-    if system.dispatch == RANDOM:
-        return dispatch.RandomDispatcher(case.workload.seed)
-    if system.dispatch == RS:
-        return dispatch.RuntimeQueues(levels)
-    if system.dispatch == ILB:  # Algorithm 1 with one level balances the load in the shortest runtime.
-        return dispatch.RuntimeQueues(levels, peeked=1)
-    strategies = {
-        IG: dispatch.inter_groups_greedy, PACK_ANY: dispatch.pack_any_runtime,
-        PACK_SHORTEST: dispatch.pack_shortest_runtime,
-    }  # fmt: skip
-    return dispatch.BucketDispatcher(levels, strategies[system.dispatch])
-
-
-def _measure(case: Case, fleet: fleets.Fleet, served: fleets.Served) -> Measures:
-    rising = sorted(served.latencies)
-    slo_s, for_s = case.profile.slo_s, case.workload.for_s
-    return Measures(
-        requests=len(rising), lost=served.lost, mean_ms=round(1000 * sum(rising) / len(rising), 4),
-        p50_ms=round(1000 * fleets.percentile(rising, 0.5), 4), p98_ms=round(1000 * fleets.percentile(rising, 0.98), 4),
-        late=round(sum(latency > slo_s for latency in rising) / len(rising), 6),
-        devices=round(fleet.device_s(for_s) / for_s, 4), replaced=fleet.replaced, most_out=fleet.most_out,
-        at_once=max(1, int(settings.REPLACED_AT_ONCE * case.devices)),
-    )  # fmt: skip
+    match system.dispatch:
+        case "random":
+            return dispatch.random_dispatcher(levels, case.workload.seed)
+        case "rs":
+            return dispatch.runtime_queues(levels)
+        case "ilb":  # Algorithm 1 with one level balances the load in the shortest runtime.
+            return dispatch.runtime_queues(levels, peeked=1)
+    return dispatch.Dispatcher(levels, dispatch.LoadBuckets, PACKING[system.dispatch])

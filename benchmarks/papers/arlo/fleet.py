@@ -58,8 +58,8 @@ def best_allocation(devices: int, wanted: Sequence[RuntimeDemand]) -> tuple[int,
 
 
 def even_allocation(devices: int, runtimes: int) -> tuple[int, ...]:
-    counts = [devices // runtimes] * runtimes
-    extra = devices % runtimes
+    each, extra = divmod(devices, runtimes)
+    counts = [each] * runtimes
     for number in range(extra):
         counts[runtimes - 1 - number * runtimes // extra] += 1
     return tuple(counts)
@@ -85,11 +85,11 @@ class Agenda:
 class Fleet:
     """All devices. `rows`: for each runtime, seconds of a request by length."""
 
-    def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]], agenda: Agenda) -> None:
-        self.dispatcher = dispatcher
-        self.rows: list[Sequence[float]] = []
-        self.free_at: list[float] = []
-        self.serves: list[bool] = []
+    def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]]) -> None:
+        self.dispatcher, self.agenda = dispatcher, Agenda()
+        self.latencies: list[float] = []
+        """Latencies in order of arrival."""
+        self.rows, self.free_at, self.serves = list[Sequence[float]](), list[float](), list[bool]()
         self.counts = [0] * len(rows)
         """Instances of each runtime, including starting ones."""
         self.work_s = 0.0
@@ -97,7 +97,6 @@ class Fleet:
         self.out, self.most_out, self.replaced = 0, 0, 0
         """Instances out of service for a replacement (current, maximum), and number of all replacements."""
         self._runtime_rows, self._runtime_of = rows, list[int]()
-        self._agenda = agenda
         self._device_s, self._devices, self._counted_at = 0.0, 0, 0.0
 
     def start(self, counts: Sequence[int]) -> None:
@@ -114,11 +113,11 @@ class Fleet:
     def scale_up(self, runtime: int, now: float) -> None:
         self._count_devices(now, 1)
         self.counts[runtime] += 1
-        self._agenda.schedule(now + settings.REPLACEMENT_S, lambda at: self._add(runtime, at))
+        self.agenda.schedule(now + settings.REPLACEMENT_S, lambda at: self._add(runtime, at))
 
     def release(self, instance: int, now: float) -> None:
         self.counts[self._runtime_of[instance]] -= 1
-        self._agenda.schedule(self._retire(instance, now), lambda at: self._count_devices(at, -1))
+        self.agenda.schedule(self._retire(instance, now), lambda at: self._count_devices(at, -1))
 
     def replace(self, instance: int, runtime: int, now: float, *, then: Callable[[float], None]) -> None:
         self.counts[self._runtime_of[instance]] -= 1
@@ -132,7 +131,7 @@ class Fleet:
             self._add(runtime, at)
             then(at)
 
-        self._agenda.schedule(self._retire(instance, now) + settings.REPLACEMENT_S, return_to_service)
+        self.agenda.schedule(self._retire(instance, now) + settings.REPLACEMENT_S, return_to_service)
 
     def device_s(self, until: float) -> float:
         return self._device_s + (until - self._counted_at) * self._devices
@@ -158,33 +157,41 @@ class Fleet:
         self._devices += more
 
 
-class Replacements:
-    """Change a fleet to the newest counts with the fewest replacements, a few at a time."""
+Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
+"""Return devices per runtime, from all devices, request lengths, and requests per second."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+
+class Reallocation:
+    """Arlo's Runtime Scheduler: few replacements at a time, and as few as possible. In a run shorter than two periods
+    the first allocation is in the middle.
+    """
+
+    def __init__(self, trace: Trace, fleet: Fleet, allocation: Allocator, *, for_s: float) -> None:
+        self._trace, self._fleet, self._allocation = trace, fleet, allocation
         self._target: Sequence[int] = ()
+        fleet.agenda.schedule(min(settings.PERIOD_S, for_s / 2), self._run)
 
-    def set_target(self, target: Sequence[int], now: float) -> None:
-        self._target = target
-        self._start_replacements(now)
+    def _run(self, now: float) -> None:
+        times = self._trace.times
+        window_s = min(now, settings.PERIOD_S)
+        first, last = bisect_left(times, now - window_s), bisect_left(times, now)
+        if first < last:
+            rate = (last - first) / window_s
+            self._target = self._allocation(self._fleet.devices, self._trace.lengths[first:last], rate)
+            self._start_replacements(now)
+        self._fleet.agenda.schedule(now + settings.PERIOD_S, self._run)
 
     def _start_replacements(self, now: float) -> None:
         most = max(1, int(settings.REPLACED_AT_ONCE * self._fleet.devices))
-        while self._fleet.out < most:
-            found = self._next_replacement()
-            if found is None:
-                return
+        while self._fleet.out < most and (found := self._next_replacement()) is not None:
             self._fleet.replace(*found, now, then=self._start_replacements)
 
     def _next_replacement(self) -> tuple[int, int] | None:
         over = [have - want for have, want in zip(self._fleet.counts, self._target, strict=True)]
-        missing = min(range(len(over)), key=lambda runtime: over[runtime])
-        if over[missing] >= 0:
-            return None
+        missing = over.index(min(over))
         for runtime in sorted(range(len(over)), key=lambda runtime: -over[runtime]):
             serving = self._fleet.serving(runtime)
-            if over[runtime] > 0 and len(serving) > (runtime == len(over) - 1):
+            if over[missing] < 0 < over[runtime] and len(serving) > (runtime == len(over) - 1):
                 return serving[0], missing
         return None
 
@@ -193,83 +200,52 @@ _LOOK_BACK_S = 10.0
 _ENOUGH = 100
 
 
-Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
-"""Return devices per runtime, from all devices, request lengths, and requests per second."""
+def track_target(trace: Trace, fleet: Fleet, slo_s: float, least: int) -> None:
+    next_up_at, down_at = 0.0, settings.SCALE_DOWN_EVERY_S
 
-
-class Reallocation:
-    """Arlo's Runtime Scheduler. In a run shorter than two periods the first allocation is in the middle."""
-
-    def __init__(self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float) -> None:
-        self._trace, self._fleet, self._agenda, self._allocation = trace, fleet, agenda, allocation
-        self._replacements = Replacements(fleet)
-        agenda.schedule(min(settings.PERIOD_S, for_s / 2), self._run)
-
-    def _run(self, now: float) -> None:
-        times = self._trace.times
-        window_s = min(now, settings.PERIOD_S)
-        first, last = bisect_left(times, now - window_s), bisect_left(times, now)
-        if first < last:
-            rate = (last - first) / window_s
-            target = self._allocation(self._fleet.devices, self._trace.lengths[first:last], rate)
-            self._replacements.set_target(target, now)
-        self._agenda.schedule(now + settings.PERIOD_S, self._run)
-
-
-class TargetTracking:
-    def __init__(
-        self, trace: Trace, fleet: Fleet, agenda: Agenda, latencies: Sequence[float], slo_s: float, least: int
-    ) -> None:  # fmt: skip
-        self._times, self._latencies, self._slo_s, self._least = trace.times, latencies, slo_s, least
-        self._fleet, self._agenda = fleet, agenda
-        self._next_up_at, self._down_at = 0.0, settings.SCALE_DOWN_EVERY_S
-        agenda.schedule(1.0, self._run)
-
-    def _run(self, now: float) -> None:
-        recent = self._p98(now - settings.RECENT_S, now) if now >= self._next_up_at else None
-        if recent is not None and recent >= settings.SCALE_UP_AT * self._slo_s:
-            self._fleet.scale_up(len(self._fleet.counts) - 1, now)
-            self._next_up_at = now + settings.REPLACEMENT_S + settings.RECENT_S
-        if now >= self._down_at:
-            self._down_at = now + settings.SCALE_DOWN_EVERY_S
-            of_minute = self._p98(now - settings.SCALE_DOWN_EVERY_S, now)
-            if of_minute is not None and of_minute < settings.SCALE_DOWN_AT * self._slo_s:
-                release_one(self._fleet, now, least=self._least)
-        self._agenda.schedule(now + 1.0, self._run)
-
-    def _p98(self, since: float, now: float) -> float | None:
-        first = bisect_left(self._times, since - _LOOK_BACK_S)
-        last = min(bisect_left(self._times, now), len(self._latencies))
-        found = [
-            latency
-            for arrived, latency in zip(self._times[first:last], self._latencies[first:last], strict=True)
-            if since < arrived + latency <= now
-        ]
+    def p98(since: float, now: float) -> float | None:
+        first = bisect_left(trace.times, since - _LOOK_BACK_S)
+        last = min(bisect_left(trace.times, now), len(fleet.latencies))
+        pairs = zip(trace.times[first:last], fleet.latencies[first:last], strict=True)
+        found = [latency for arrived, latency in pairs if since < arrived + latency <= now]
         return percentile(sorted(found), 0.98) if len(found) >= _ENOUGH else None
 
+    def scale(now: float) -> None:
+        nonlocal next_up_at, down_at
+        recent = p98(now - settings.RECENT_S, now) if now >= next_up_at else None
+        if recent is not None and recent >= settings.SCALE_UP_AT * slo_s:
+            fleet.scale_up(len(fleet.counts) - 1, now)
+            next_up_at = now + settings.REPLACEMENT_S + settings.RECENT_S
+        if now >= down_at:
+            down_at = now + settings.SCALE_DOWN_EVERY_S
+            of_minute = p98(now - settings.SCALE_DOWN_EVERY_S, now)
+            if of_minute is not None and of_minute < settings.SCALE_DOWN_AT * slo_s:
+                release_one(fleet, now, least=least)
+        fleet.agenda.schedule(now + 1.0, scale)
 
-class Headroom:
-    """INFaaS's scaling by the work of recent seconds."""
+    fleet.agenda.schedule(1.0, scale)
 
-    def __init__(self, fleet: Fleet, agenda: Agenda, least: int) -> None:
-        self._fleet, self._agenda, self._least = fleet, agenda, least
-        self._work_s = [0.0]
-        self._enough_since = 0.0
-        agenda.schedule(1.0, self._run)
 
-    def _run(self, now: float) -> None:
-        self._work_s = [*self._work_s, self._fleet.work_s][-int(settings.HEADROOM_OVER_S) - 1 :]
-        busy = (self._work_s[-1] - self._work_s[0]) / (len(self._work_s) - 1)
-        needed = max(self._least, ceil(settings.HEADROOM * busy))
-        if needed >= self._fleet.devices:
-            self._enough_since = now
-        counts = self._fleet.counts
-        for _ in range(needed - self._fleet.devices):
-            self._fleet.scale_up(min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime)), now)
-        if now - self._enough_since >= settings.HEADROOM_STAYS_S:
-            release_one(self._fleet, now, least=self._least)
-            self._enough_since = now
-        self._agenda.schedule(now + 1.0, self._run)
+def keep_headroom(fleet: Fleet, least: int) -> None:
+    """Scale like INFaaS, by the work of recent seconds."""
+    work_s, enough_since = [0.0], 0.0
+
+    def scale(now: float) -> None:
+        nonlocal enough_since
+        work_s.append(fleet.work_s)
+        del work_s[: -int(settings.HEADROOM_OVER_S) - 1]
+        busy = (work_s[-1] - work_s[0]) / (len(work_s) - 1)
+        needed, counts = max(least, ceil(settings.HEADROOM * busy)), fleet.counts
+        if needed >= fleet.devices:
+            enough_since = now
+        for _ in range(needed - fleet.devices):
+            fleet.scale_up(min(range(len(counts)), key=lambda runtime: (counts[runtime], -runtime)), now)
+        if now - enough_since >= settings.HEADROOM_STAYS_S:
+            release_one(fleet, now, least=least)
+            enough_since = now
+        fleet.agenda.schedule(now + 1.0, scale)
+
+    fleet.agenda.schedule(1.0, scale)
 
 
 def release_one(fleet: Fleet, now: float, *, least: int) -> None:
@@ -283,18 +259,12 @@ def release_one(fleet: Fleet, now: float, *, least: int) -> None:
         fleet.release(min(free, key=fleet.dispatcher.load), now)
 
 
-class Served(msgspec.Struct):
-    """Latencies in order of arrival. `lost`: requests without an instance, or open at the end."""
-
-    latencies: list[float] = []
-    lost: int = 0
-
-
-def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupies: bool = False) -> None:
+def serve(trace: Trace, fleet: Fleet, *, occupies: bool = False) -> int:
+    """Serve a trace. Return the number of lost requests: without an instance, or open at the end."""
     take, done = fleet.dispatcher.take, fleet.dispatcher.done
     rows, free_at, serves = fleet.rows, fleet.free_at, fleet.serves
     busy_s, after_s = (settings.OVERHEAD_S, 0.0) if occupies else (0.0, settings.OVERHEAD_S)
-    latencies = served.latencies
+    latencies, agenda = fleet.latencies, fleet.agenda
     ends: list[tuple[float, int]] = [(inf, -1)]  # A sentinel keeps the heap non-empty.
     work_s, next_at = 0.0, agenda.next_at
 
@@ -322,7 +292,7 @@ def serve(trace: Trace, fleet: Fleet, agenda: Agenda, served: Served, *, occupie
     fleet.work_s = work_s
     end_until(max(free_at))
     outstanding = sum(fleet.dispatcher.load(instance) for instance, is_there in enumerate(serves) if is_there)
-    served.lost = len(trace.times) - len(latencies) + outstanding
+    return len(trace.times) - len(latencies) + outstanding
 
 
 def percentile(rising: Sequence[float], share: float) -> float:

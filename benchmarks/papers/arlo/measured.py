@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from benchmarks.papers.arlo import settings
 from benchmarks.papers.arlo.cases import ARLO, Case, Measures, Result, simulate, within_capacity
-from benchmarks.papers.arlo.dispatch import RuntimeQueues
+from benchmarks.papers.arlo.dispatch import runtime_queues
 from benchmarks.papers.arlo.fleet import percentile, runtime_demands
 from benchmarks.papers.arlo.tables import SLOWEST
 from benchmarks.papers.arlo.workload import LatencyProfile, Trace, Workload, lengths_of, read_lengths, trace_of
@@ -89,11 +89,12 @@ def _solve(devices: int, runtimes: int) -> SolvingTime:
 
 def _dispatch_ms(instances: int, peeked: int) -> float:
     rng = Random(f"{instances}")
-    queues = RuntimeQueues([(length, SLOWEST.capacity(length)) for length in lengths_of(LEVELS)], peeked=peeked)
+    levels = [(length, SLOWEST.capacity(length)) for length in lengths_of(LEVELS)]
+    queues = runtime_queues(levels, peeked=peeked)
     for instance in range(instances):
         queues.add(instance, instance % LEVELS)
     lengths = [rng.choice(pool) for _ in range(_LENGTHS) for pool in read_lengths()]
-    room = sum(SLOWEST.capacity(length) for length in lengths_of(LEVELS)) * instances // LEVELS
+    room = sum(capacity for _, capacity in levels) * instances // LEVELS
     for _ in range(int(FULL * room)):
         queues.take(rng.choice(lengths))
     spent_ms = []

@@ -139,8 +139,8 @@ class Cells(msgspec.Struct, frozen=True):
 
 def _figure_4_rows() -> Rows:
     for name, dispatcher in strategies():
-        found = dispatch_outcome(dispatcher)
-        yield [name, *map(str, found.first), str(found.late)]
+        first, late = dispatch_outcome(dispatcher)
+        yield [name, *map(str, first), str(late)]
 
 
 def _latency_rows(cells: Cells, name: str) -> Rows:
