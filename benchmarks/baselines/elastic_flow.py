@@ -6,12 +6,11 @@
 refuses late jobs; PromptTuner counts these jobs as late. `drop_late` drops late jobs.
 
 2. The policy makes a new plan when jobs arrive or end and when planned sizes change, at most once in `slot_s`. A
-running job whose size changes is evicted and resumes from its checkpoint; with `rescale=False` sizes stay.
+running job whose size changes is evicted and resumes from its checkpoint.
 
 3. Each start loads the context on each device (§6.1).
 
-A plan counts all items of a job; with `learn`, the maximum items of recent similar jobs. A job without progress
-reports or with only one library is never evicted.
+A plan counts all items of a job. A job without progress reports or with only one library is never evicted.
 """
 
 from __future__ import annotations
@@ -28,15 +27,8 @@ from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Po
 
 
 class ElasticFlow(InRounds):
-    def __init__(
-        self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, learn: bool = False,
-        period_s: float = 0.05,
-    ) -> None:  # fmt: skip
-        super().__init__(period_s=period_s)
-        self.residency = residency
-        self.slot_s = slot_s
-        self.rescale = rescale
-        self.learn = learn
+    def __init__(self, residency: ByOrder, *, slot_s: float = 1.0, period_s: float = 0.05) -> None:
+        self.residency, self.slot_s, self.period_s = residency, slot_s, period_s
         self._admitted: dict[int, bool] = {}
         self._sizes: dict[int, int] = {}
         self._places: dict[int, list[Place]] = {}
@@ -44,9 +36,7 @@ class ElasticFlow(InRounds):
         self._sent: set[int] = set()
         self._evicted: set[int] = set()
         """Evicted calls that have not stopped yet."""
-        self._stale = True
-        self._planned_at = -math.inf
-        self._again = 0.0
+        self._stale, self._planned_at, self._again = True, -math.inf, 0.0
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         if changes.calls or changes.pilots or view.now >= self._again:
@@ -59,10 +49,7 @@ class ElasticFlow(InRounds):
             plan += self._plan(view)
         elif self._stale:
             self._again = min(self._again, self._planned_at + self.slot_s)
-        plan += self._evict(view)
-        plan += self._clear(view)
-        plan += self._begin(view)
-        return plan
+        return [*plan, *self._evict(view), *self._clear(view), *self._begin(view)]
 
     def _forget(self, view: View) -> None:
         for memory in (self._admitted, self._sizes, self._places):
@@ -110,28 +97,21 @@ class ElasticFlow(InRounds):
     def _job(self, view: View, call: Call) -> Job:
         context, options = call.group.context, call.group.options
         unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
-        times, left, fresh = (
-            replicas.item_times_s(call),
-            replicas.share_left(view, call, learn=self.learn),
-            not call.spec.progress,
-        )
+        times, left = replicas.item_times_s(call), replicas.share_left(view, call)
         known = {smallest: call.group.cost.run_s or replicas.UNKNOWN_RUN_S} if times is None else times
         due = options.objective.deadline_at if times is not None else 0.0
         runs = call.holder is not None and call.id not in self._evicted
         has = _size(call) if runs else 0
         fixed = runs and not self._can_change(call)
         run_s = [  # `lag_s` contains the remaining start time of a continuing job.
-            (
-                size,
-                left * seconds + (0.0 if runs and size == has else replicas.starts_in_s(call, size=size, fresh=fresh)),
-            )
+            (size, left * seconds + (0.0 if runs and size == has else replicas.starts_in_s(call, size=size)))
             for size, seconds in known.items()
         ]
         steps = by_two(run_s, smallest=smallest, unit=unit)
         if fixed:
             steps = ((has * unit, left * known.get(has, replicas.UNKNOWN_RUN_S)),)
         if runs:
-            lag_s = max(0.0, call.sent_at + replicas.starts_in_s(call, size=has, fresh=fresh) - view.now)
+            lag_s = max(0.0, call.sent_at + replicas.starts_in_s(call, size=has) - view.now)
         else:
             places = self._places.get(call.id, []) if call.id not in self._evicted else []
             has = len(places)
@@ -154,7 +134,7 @@ class ElasticFlow(InRounds):
         return plan
 
     def _can_change(self, call: Call) -> bool:
-        return self.rescale and isinstance(call.holder, Gang) and call.group.options.gang[1] > 1
+        return isinstance(call.holder, Gang) and call.group.options.gang[1] > 1
 
     def _clear(self, view: View) -> list[Action]:
         kept = {place for places in self._places.values() for place in places}
@@ -171,8 +151,9 @@ class ElasticFlow(InRounds):
             call for id, size in self._sizes.items()
             if size and (call := view.calls[id]).state is CallState.WAITING
         ]  # fmt: skip
+        due_at = {call.id: call.group.options.objective.deadline_at or math.inf for call in line}
         line.sort(
-            key=lambda call: (-call.group.context.recipe.needs.devices, _due_at(call), call.submitted_at, call.id)
+            key=lambda call: (-call.group.context.recipe.needs.devices, due_at[call.id], call.submitted_at, call.id)
         )
         for call in line:
             context, places, wants = call.group.context, self._places[call.id], self._sizes[call.id]
@@ -197,10 +178,5 @@ def _size(call: Call) -> int:
     return len(call.holder.members) if isinstance(call.holder, Gang) else 1
 
 
-def _due_at(call: Call) -> float:
-    return call.group.options.objective.deadline_at or math.inf
-
-
 def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """Return the policies of ElasticFlow on a fixed cluster."""
     return replicas.policies_by_order(lambda residency: ElasticFlow(residency, **settings), provisioning)

@@ -15,24 +15,23 @@ holding jobs could deadlock.
 
 4. A job that cannot meet its deadline runs on its minimum number of instances.
 
-5. *Traffic*: R arrivals per second (over `window_s`) of T instance-seconds each require R x T instances.
+5. *Traffic*: R arrivals per second (over `WINDOW_S`) of T instance-seconds each require R x T instances.
 
-6. *Keep-alive* (INFless' LSTH): the quantile `tail` of the times between arrivals, over a long and a short period,
-   mixed by `gamma` (0.5 in the paper). With too few arrivals it is `most_s`. `keep_alive_s` sets a constant.
+6. *Keep-alive* (INFless' LSTH): the quantile `TAIL` of the times between arrivals, over a long and a short period,
+   mixed by `GAMMA` (0.5 in the paper). With too few arrivals it is `MOST_S`.
    The start before the next request in the paper is omitted, because a launch takes longer here.
 
-Tune the settings before a comparison.
+Tune `order`, `margin` and `hold` before a comparison.
 """
 
 from __future__ import annotations
 
-import enum
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.baselines import replicas
 from benchmarks.baselines.replicas import ByOrder, InRounds, Place
@@ -42,51 +41,44 @@ from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies,
 _ENOUGH = 8
 _RECENT = 20
 """Number of recent jobs in the average of predicted times."""
+_LOOK_AGAIN_S = 1.0
+"""Seconds between rounds while calls wait, because deadlines become impossible and traffic decreases with time."""
+WINDOW_S, LONG_S, SHORT_S, LEAST_S, MOST_S = 60.0, 3600.0, 300.0, 10.0, 60.0
+"""Seconds of the periods of rules 5 and 6, and limits of the keep-alive time."""
+GAMMA, TAIL = 0.5, 0.99
 
 
 class Traffic:
-    """Arrivals of a model in the last `long_s`, and mean instance-seconds of its jobs."""
+    """Arrivals of a model in the last `LONG_S`, and mean instance-seconds of its jobs."""
 
-    def __init__(self, *, long_s: float, short_s: float) -> None:
-        self.long_s, self.short_s = long_s, short_s
-        self._arrivals: deque[float] = deque()
-        self._instance_s = 0.0
-        self._jobs = 0
+    def __init__(self) -> None:
+        self._arrivals = deque[float]()
+        self._instance_s, self._jobs = 0.0, 0
 
     def add_arrival(self, at: float) -> None:
         self._arrivals.append(at)
-        while self._arrivals[0] < at - self.long_s:
+        while self._arrivals[0] < at - LONG_S:
             self._arrivals.popleft()
 
     def set_instance_s(self, instance_s: float) -> None:
         self._jobs += 1
         self._instance_s += (instance_s - self._instance_s) / min(self._jobs, _RECENT)
 
-    def wanted_instances(self, now: float, *, window_s: float) -> int:
-        count = sum(at > now - window_s for at in self._arrivals) if window_s > 0 else 0
-        return math.ceil(count / window_s * self._instance_s) if count > 1 else 0
+    def wanted_instances(self, now: float) -> int:
+        count = sum(at > now - WINDOW_S for at in self._arrivals)
+        return math.ceil(count / WINDOW_S * self._instance_s) if count > 1 else 0
 
-    def keep_s(self, now: float, *, gamma: float, tail: float) -> float | None:
-        """Return the mixed quantile of times between arrivals; None with too few arrivals."""
-        long_s = self._gap_s(now, over_s=self.long_s, tail=tail)
+    def keep_s(self, now: float) -> float:
+        """Return the keep-alive time of an idle instance."""
+        long_s, short_s = (self._gap_s(now, over_s=seconds) for seconds in (LONG_S, SHORT_S))
         if long_s is None:
-            return None
-        short_s = self._gap_s(now, over_s=self.short_s, tail=tail)
-        return gamma * long_s + (1 - gamma) * (long_s if short_s is None else short_s)
+            return MOST_S
+        seconds = GAMMA * long_s + (1 - GAMMA) * (long_s if short_s is None else short_s)
+        return min(MOST_S, max(LEAST_S, seconds))
 
-    def _gap_s(self, now: float, *, over_s: float, tail: float) -> float | None:
-        times = [at for at in self._arrivals if at > now - over_s]
-        gaps = sorted(later - at for at, later in pairwise(times))
-        return gaps[min(len(gaps) - 1, int(tail * len(gaps)))] if len(gaps) >= _ENOUGH else None
-
-
-_LOOK_AGAIN_S = 1.0
-"""Seconds between rounds while calls wait, because deadlines become impossible and traffic decreases with time."""
-
-
-class Order(enum.Enum):
-    ARRIVAL = "arrival"
-    DEADLINE = "deadline"
+    def _gap_s(self, now: float, *, over_s: float) -> float | None:
+        gaps = sorted(later - at for at, later in pairwise(at for at in self._arrivals if at > now - over_s))
+        return gaps[min(len(gaps) - 1, int(TAIL * len(gaps)))] if len(gaps) >= _ENOUGH else None
 
 
 @dataclass
@@ -101,29 +93,17 @@ class _Stock:
 
 
 class Infless(InRounds):
-    """Times are in seconds. `least_s` and `most_s` limit the keep-alive time."""
-
     def __init__(
-        self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
-        keep_alive_s: float | None = None, gamma: float = 0.5, tail: float = 0.99, long_s: float = 3600.0,
-        short_s: float = 300.0, least_s: float = 10.0, most_s: float = 60.0, margin: float = 0.1,
-        learn: bool = False, hold: bool = False, period_s: float = 0.05,
+        self, residency: ByOrder, *, order: Literal["arrival", "deadline"] = "arrival", margin: float = 0.1,
+        hold: bool = False, period_s: float = 0.05,
     ) -> None:  # fmt: skip
-        super().__init__(period_s=period_s)
-        self.residency = residency
-        self.order = Order(order)
-        self.hold = hold
-        self.window_s, self.keep_alive_s = window_s, keep_alive_s
-        self.gamma, self.tail = gamma, tail
-        self.long_s, self.short_s = long_s, short_s
-        self.least_s, self.most_s = least_s, most_s
-        self.margin = margin
-        self.learn = learn
+        self.period_s = period_s
+        self.residency, self.order, self.margin, self.hold = residency, order, margin, hold
         self._crews: dict[int, list[Place]] = {}
         """Devices reserved by jobs that wait for launches."""
         self._wanted: dict[int, int] = {}
         """With `hold`, the total instances for which each job waits."""
-        self._traffic: dict[str, Traffic] = {}
+        self._traffic = defaultdict[str, Traffic](Traffic)
         self._seen: set[int] = set()
         self._taken: set[Device] = set()
         self._again = 0.0
@@ -145,17 +125,10 @@ class Infless(InRounds):
 
     def _arrivals(self, view: View, changes: Changes) -> None:
         for id in sorted(changes.calls - self._seen):
-            call = view.calls.get(id)
-            if call is not None:
+            if (call := view.calls.get(id)) is not None:
                 self._seen.add(id)
-                self._traffic_of(call.group.context).add_arrival(view.now)
+                self._traffic[call.group.context.recipe.key].add_arrival(view.now)
         self._seen &= view.calls.keys()
-
-    def _traffic_of(self, context: Context) -> Traffic:
-        found = self._traffic.get(context.recipe.key)
-        if found is None:
-            found = self._traffic[context.recipe.key] = Traffic(long_s=self.long_s, short_s=self.short_s)
-        return found
 
     def _check_crews(self, view: View) -> None:
         here: dict[int, Context] = {
@@ -179,7 +152,7 @@ class Infless(InRounds):
             [devices for devices in self.residency.places(view, context) if not self._taken & set(devices)],
         )
         jobs: list[Call] = list(context.queue)
-        if self.order is Order.DEADLINE:
+        if self.order == "deadline":
             jobs.sort(key=lambda call: call.group.options.objective.deadline_at or math.inf)
         for call in jobs:
             if call.id in self._crews:
@@ -190,15 +163,10 @@ class Infless(InRounds):
         return plan
 
     def _start(self, view: View, call: Call) -> list[Action]:
-        places = self._crews[call.id]
-        crew = [
-            x
-            for place in places
-            if (x := replicas.library_at(view, call.group.context, place)) is not None and replicas.is_free(x)
-        ]
-        if len(crew) < len(places):
-            return []
-        if len(places) < self._wanted.get(call.id, 0):
+        context, places = call.group.context, self._crews[call.id]
+        there = (replicas.library_at(view, context, place) for place in places)
+        crew = [library for library in there if library is not None and replicas.is_free(library)]
+        if len(crew) < max(len(places), self._wanted.get(call.id, 0)):
             return []
         del self._crews[call.id]
         self._taken.update(device for library in crew for device in library.devices)
@@ -243,7 +211,7 @@ class Infless(InRounds):
         idle = stock.idle[:count]
         members, orders = self._take_devices(context, stock, count)
         if lasts[count] > 0:
-            self._traffic_of(context).set_instance_s(count * lasts[count])
+            self._traffic[context.recipe.key].set_instance_s(count * lasts[count])
         at_once = len(idle) == count
         plan: list[Action] = []
         if objective.deadline_at:
@@ -267,20 +235,16 @@ class Infless(InRounds):
         return 0
 
     def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
-        times, left, fresh = (
-            replicas.item_times_s(call),
-            replicas.share_left(view, call, learn=self.learn),
-            not call.spec.progress,
-        )
+        times, left = replicas.item_times_s(call), replicas.share_left(view, call)
         if times is None:
             return {max(1, call.group.options.gang[0]): call.group.cost.run_s}
         return {
-            size: (1 + self.margin) * (left * seconds + replicas.starts_in_s(call, size=size, fresh=fresh))
+            size: (1 + self.margin) * (left * seconds + replicas.starts_in_s(call, size=size))
             for size, seconds in times.items()
         }
 
     def _scale(self, view: View, context: Context) -> list[Action]:
-        wants = self._traffic_of(context).wanted_instances(view.now, window_s=self.window_s)
+        wants = self._traffic[context.recipe.key].wanted_instances(view.now)
         if wants:
             self._again = min(self._again, view.now + _LOOK_AGAIN_S)
         alive = {replicas.place_of(x.devices): x for x in context.libraries.values() if x.usable}
@@ -292,7 +256,7 @@ class Infless(InRounds):
                 self._taken.update(devices)
                 lacks -= 1
                 plan.append(replicas.load(context, devices))
-        spare, keep_s = len(alive) - wants, self._keep_s(view, context)
+        spare, keep_s = len(alive) - wants, self._traffic[context.recipe.key].keep_s(view.now)
         for place, library in sorted(alive.items(), key=lambda entry: (entry[1].used_at, entry[1].id)):
             if place in kept or not replicas.is_free(library) or self._taken & set(library.devices) or spare <= 0:
                 continue
@@ -303,13 +267,6 @@ class Infless(InRounds):
                 self._again = min(self._again, library.used_at + keep_s)
         return plan
 
-    def _keep_s(self, view: View, context: Context) -> float:
-        if self.keep_alive_s is not None:
-            return self.keep_alive_s
-        seconds = self._traffic_of(context).keep_s(view.now, gamma=self.gamma, tail=self.tail)
-        return self.most_s if seconds is None else min(self.most_s, max(self.least_s, seconds))
-
 
 def infless(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """Return policies in which each context scales libraries with its calls and keeps idle libraries for a while."""
     return replicas.policies_by_order(lambda residency: Infless(residency, **settings), provisioning)

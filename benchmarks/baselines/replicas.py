@@ -28,9 +28,6 @@ class InRounds(Quiet):
     asks_every_call = False
     honours = frozenset({"deadline"})
 
-    def __init__(self, *, period_s: float) -> None:
-        self.period_s = period_s
-
     def place(self, view: View, call: Call) -> LibraryId | Action | None:  # noqa: ARG002
         return None
 
@@ -106,10 +103,10 @@ def load_s(context: Context) -> float:
     return context.load_s or UNKNOWN_LOAD_S
 
 
-def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
-    """Return seconds before the first item on loaded replicas: to connect a gang and to start a `fresh` call."""
+def starts_in_s(call: Call, *, size: int) -> float:
+    """Return seconds before the first item on loaded replicas: to connect a gang and to start a call."""
     features = call.spec.features
-    before_s = features.seconds_before_first_item(size) if features is not None and fresh else 0.0
+    before_s = features.seconds_before_first_item(size) if features is not None and not call.spec.progress else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)
 
 
@@ -126,20 +123,18 @@ def item_times_s(call: Call) -> dict[int, float] | None:
     return times
 
 
-def share_left(view: View, call: Call, *, learn: bool) -> float:
-    """Return the maximum share of items that a call may still run; with `learn`, earlier calls may reduce the share."""
-    said = view.reports.get(call.id)
-    features = call.spec.features
+def share_left(view: View, call: Call) -> float:
+    """Return the maximum share of items that a call may still run."""
+    said, features = view.reports.get(call.id), call.spec.features
     items = float(features.items) if features is not None else 1.0
     total = said.total if said is not None and said.total > 0 else max(1.0, items)
     done = said.done if said is not None else 0.0
     if call.holder is not None:
         gang = call.holder if isinstance(call.holder, Gang) else None
         size = len(gang.members) if gang is not None else 1
-        fresh = not call.spec.progress
-        began_at = call.sent_at + starts_in_s(call, size=size, fresh=fresh)
+        began_at = call.sent_at + starts_in_s(call, size=size)
         at = gang.report[0] if gang is not None and gang.report is not None else began_at
         times = item_times_s(call)
         if times and times.get(size):
             done += max(0.0, view.now - at) / times[size] * total
-    return max(_ANY_MOMENT, call.group.context.paces.share_left(features, done / total, learn=learn))
+    return max(_ANY_MOMENT, call.group.context.paces.share_left(features, done / total, learn=False))

@@ -23,8 +23,6 @@ from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import WholeDevice
 from stoker.protocol.ids import RecipeKey
 
-PERIOD_S = 0.1
-
 
 class EveryDevice(WholeDevice):
     honours = frozenset()
@@ -42,9 +40,7 @@ class EveryDevice(WholeDevice):
 
 class OneLine(InRounds):
     honours = frozenset({"priority"})
-
-    def __init__(self, *, period_s: float = PERIOD_S) -> None:
-        super().__init__(period_s=period_s)
+    period_s = 0.1
 
     def serve_order(self, view: View, context: Context) -> Sequence[Library]:  # noqa: ARG002
         return ()
@@ -81,10 +77,8 @@ def known_run_s(call: Call) -> float:
 class InOrder(OneLine):
     """Dispatch in order of priority, `expected_s`, arrival."""
 
-    def __init__(self, *, expected_s: Callable[[Call], float], skip: bool = False, period_s: float = PERIOD_S) -> None:
-        super().__init__(period_s=period_s)
-        self.expected_s = expected_s
-        self.skip = skip
+    def __init__(self, *, expected_s: Callable[[Call], float], skip: bool) -> None:
+        self.expected_s, self.skip = expected_s, skip
         self._lines: dict[Context, list[_Entry]] = {}
 
     def round(self, view: View, changes: Changes) -> Iterator[Action]:
@@ -102,8 +96,7 @@ class InOrder(OneLine):
             if call.state is not CallState.WAITING:
                 heapq.heappop(line)
                 continue
-            order = start(call)
-            if order is not None:
+            if (order := start(call)) is not None:
                 heapq.heappop(line)
                 yield order
             elif self.skip:
@@ -114,14 +107,12 @@ class InOrder(OneLine):
             heapq.heappush(line, entry)
 
 
-def fifo(*, provisioning: Provisioning | None = None, skip: bool = False, period_s: float = PERIOD_S) -> Policies:
-    return shortest_first(provisioning=provisioning, expected_s=lambda _: 0.0, skip=skip, period_s=period_s)
+def fifo(*, provisioning: Provisioning | None = None, skip: bool = False) -> Policies:
+    return shortest_first(provisioning=provisioning, expected_s=lambda _: 0.0, skip=skip)
 
 
 def shortest_first(
-    *, provisioning: Provisioning | None = None, expected_s: Callable[[Call], float] = known_run_s, skip: bool = False,
-    period_s: float = PERIOD_S,
+    *, provisioning: Provisioning | None = None, expected_s: Callable[[Call], float] = known_run_s, skip: bool = False
 ) -> Policies:  # fmt: skip
     asked = provisioning or KeepBlocks()
-    dispatch = InOrder(expected_s=expected_s, skip=skip, period_s=period_s)
-    return Policies(dispatch, EveryDevice(provisioning=asked), asked)
+    return Policies(InOrder(expected_s=expected_s, skip=skip), EveryDevice(provisioning=asked), asked)

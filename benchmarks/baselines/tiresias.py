@@ -16,7 +16,7 @@ import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
 
-from benchmarks.baselines.shortest_first import PERIOD_S, EveryDevice, OneLine, start, waiting_among
+from benchmarks.baselines.shortest_first import EveryDevice, OneLine, start, waiting_among
 from stoker.manager.core.nouns import Call, CallState, Context, LibraryState
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, Provisioning, Timer, View
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -30,18 +30,14 @@ _ROUNDING_S = 1e-3
 class Job:
     """A call. `since`: time of its last start; None = waiting. `holds_until`: time when its checkpoint is restored."""
 
-    __slots__ = ("call", "gpus", "had_gpu_s", "holds_until", "leaving", "level", "place", "preempted", "since")
-
     def __init__(self, call: Call) -> None:
         self.call = call
         self.gpus = max(1, call.group.options.gang[0])
         self.place = (-call.group.options.priority, call.submitted_at, call.id)
-        self.level = 0
-        self.had_gpu_s = 0.0
+        self.level, self.had_gpu_s = 0, 0.0
         self.since: float | None = None
         self.holds_until: float | None = None
-        self.leaving = False
-        self.preempted = False
+        self.leaving = self.preempted = False
 
     def __lt__(self, other: Job) -> bool:
         return self.place < other.place
@@ -49,24 +45,16 @@ class Job:
     def service_gpu_s(self, now: float) -> float:
         return self.had_gpu_s + (self.gpus * (now - self.since) if self.since is not None else 0.0)
 
-    def stops(self, now: float) -> None:
-        self.had_gpu_s = self.service_gpu_s(now)
-        self.since = self.holds_until = None
-        self.leaving = False
-
 
 class Tiresias(OneLine):
     """`restart_s`: extra seconds of a preempted call, on few GPUs and on many."""
 
     def __init__(
         self, *, thresholds_gpu_s: Sequence[float] = THRESHOLDS_GPU_S,
-        restart_s: tuple[float, float] = (RESTART_S, WIDE_RESTART_S), period_s: float = PERIOD_S,
+        restart_s: tuple[float, float] = (RESTART_S, WIDE_RESTART_S),
     ) -> None:  # fmt: skip
-        super().__init__(period_s=period_s)
-        self.thresholds_gpu_s = tuple(thresholds_gpu_s)
-        self.restart_s = restart_s
+        self.thresholds_gpu_s, self.restart_s = tuple(thresholds_gpu_s), restart_s
         self.jobs: dict[int, Job] = {}
-        self.preemptions = 0
         self._queues: dict[Context, list[list[Job]]] = {}
         self._active: dict[Context, dict[int, Job]] = {}
 
@@ -96,8 +84,9 @@ class Tiresias(OneLine):
                 self._stops(view, job)
 
     def _stops(self, view: View, job: Job) -> None:
-        job.stops(view.now)
-        job.preempted = True
+        job.had_gpu_s = job.service_gpu_s(view.now)
+        job.since = job.holds_until = None
+        job.leaving, job.preempted = False, True
         del self._active[job.call.group.context][job.call.id]
 
     def _plan(self, view: View) -> Iterator[Action]:
@@ -107,13 +96,19 @@ class Tiresias(OneLine):
                 self._demote(view, job, queues)
             chosen = _chosen(queues, sum(library.state is LibraryState.READY for library in context.libraries.values()))
             for job in list(active.values()):
-                if job.call.id not in chosen and not job.leaving:
-                    yield from self._preempt(view, job)
+                if job.call.id not in chosen and job.holds_until is not None:  # The call has not resumed yet.
+                    self._stops(view, job)
+                elif job.call.id not in chosen and not job.leaving:
+                    job.leaving = True
+                    yield Evict(job.call.id)
             for job in chosen.values():
                 if job.since is None and job.call.state is CallState.WAITING:
                     yield from self._begin(view, job, active)
-                elif job.holds_until is not None and view.now >= job.holds_until - _ROUNDING_S:
-                    yield from self._resume_job(job)
+                elif job.holds_until is None or view.now < job.holds_until - _ROUNDING_S:
+                    continue
+                elif (order := start(job.call)) is not None:
+                    job.holds_until = None
+                    yield order
         jobs = (job for active in self._active.values() for job in active.values())
         due = min((self._due_at(view, job) for job in jobs), default=math.inf)
         if due < math.inf:
@@ -127,14 +122,6 @@ class Tiresias(OneLine):
             job.level = level
             insort(queues[level], job)
 
-    def _preempt(self, view: View, job: Job) -> Iterator[Action]:
-        self.preemptions += 1
-        if job.holds_until is not None:  # The call has not resumed yet.
-            self._stops(view, job)
-        else:
-            job.leaving = True
-            yield Evict(job.call.id)
-
     def _begin(self, view: View, job: Job, active: dict[int, Job]) -> Iterator[Action]:
         context = job.call.group.context
         kept = sum(other.gpus for other in active.values() if other.holds_until is not None)
@@ -143,19 +130,12 @@ class Tiresias(OneLine):
         restart_s = self.restart_s[job.gpus >= WIDE_FROM] if job.preempted else 0.0
         if restart_s:
             job.holds_until = view.now + restart_s
-        else:
-            order = start(job.call)
-            if order is None:
-                return
+        elif (order := start(job.call)) is not None:
             yield order
+        else:
+            return
         job.since = view.now
         active[job.call.id] = job
-
-    def _resume_job(self, job: Job) -> Iterator[Action]:
-        order = start(job.call)
-        if order is not None:
-            job.holds_until = None
-            yield order
 
     def _due_at(self, view: View, job: Job) -> float:
         due = math.inf

@@ -52,7 +52,6 @@ def test_reproduction_without_its_data_is_skipped_or_refused(
 @pytest.mark.parametrize(
     ("main", "arguments", "said"),
     [
-        (pervasive.main, ["--fits", "0"], "a number from 1 to"),
         (pervasive.main, ["--quick", "--keep-fits", "--out", "{}"], "exclude each other"),
         (pervasive.main, ["--keep-fits", "--out", "{}"], "cannot be read"),
         (prompt_tuner.main, ["--runs", "{}/file"], "not a folder"),

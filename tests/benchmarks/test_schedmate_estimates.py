@@ -17,7 +17,7 @@ def test_run_time_estimates_beat_every_constant_estimate():
     rows = rows[::3]
     seconds = [row["run_s"] for row in history]
     assert max(seconds) > 100 * min(seconds)
-    said = estimate_rows(rows, history, facts_of([*rows, *history]), apart=lambda row, other: row is not other)
+    said = estimate_rows(rows, history, facts_of([*rows, *history]))
     truth = {row["name"]: row["run_s"] for row in rows}
     under, near, _ = error_shares(truth, {name: each["run_s"] for name, each in said.items()})
     assert under >= BAR

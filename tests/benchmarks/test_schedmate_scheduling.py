@@ -69,7 +69,7 @@ def test_constant_prediction_gives_first_come_first_served_order() -> None:
     unknown.
     """
     smallest = [min(job.duration_s for job in LINE)] * len(LINE)
-    assert errors.share_under_100([job.duration_s for job in LINE], smallest) == 1.0
+    assert errors.error_shares([job.duration_s for job in LINE], smallest)[0] == 1.0
     assert starts(LINE, shortest(LINE, smallest)) == starts(LINE, fifo())
 
 

@@ -6,33 +6,35 @@ import argparse
 import functools
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import Clock
+from benchmarks.harness import Clock, commit
 from benchmarks.papers import common
 from benchmarks.papers.pervasive import drawing, fit, paper, predict, report
 from benchmarks.papers.pervasive.fit import Fit
 from benchmarks.papers.pervasive.predict import Found
 
 PAGE, PARAMETERS, RECORD = "context-paper.md", "context-paper-parameters.json", "context-paper.json"
+SETS = 24
 _FEWEST = paper.RUNS[0].batch
 """Inferences per call in a quick run, because smaller sizes need 150,000 calls."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The parameter file, most central set first. `starts`: number of searches."""
+    """The parameter file, most central set first. `starts`: number of searches. `searched`, `repeated`: their dates."""
 
     starts: int
     fits: tuple[Fit, ...]
-    searched: str = fit.FIRST_SEARCHED
+    searched: str
+    repeated: str = ""
 
 
 def main(arguments: list[str] | None = None) -> int:
     return common.reproduce(
         "pervasive", PAGE, __doc__, _reproduce, arguments, check=_check,
-        fits={"type": common.number_parser(most=500), "default": 24, "help": "parameter sets to predict with [24]"},
         jobs={}, out={},
         keep_fits={"action": "store_true", "help": f"predict with the sets in {PARAMETERS}, and do not search"},
         page_only={}, quick={},
@@ -57,12 +59,10 @@ def _reproduce(asked: argparse.Namespace) -> str:
         clock = Clock("python -m benchmarks.papers.pervasive" + (" --keep-fits" if asked.keep_fits else ""))
         kept = asked.kept
         if kept is None:
-            starts = 4 if asked.quick else 5 * asked.fits
-            found = [
-                each for some in common.run_all("searches", fit.search, range(starts), jobs=asked.jobs) for each in some
-            ]
-            sets = fit.choose_fits(found, 1 if asked.quick else asked.fits)
-            kept = Kept(starts, sets, time.strftime("%Y-%m-%d"))
+            starts, count = (4, 1) if asked.quick else (5 * SETS, SETS)
+            found = chain.from_iterable(common.run_all("searches", fit.search, range(starts), jobs=asked.jobs))
+            when = f"{time.strftime('%Y-%m-%d')} by commit {commit()}"
+            kept = Kept(starts, fit.choose_fits(list(found), count), when)
         if not kept.fits:
             raise ValueError(f"none of {kept.starts} searches found a set with all errors under {fit.CLOSE:.0%}")
         text = msgspec.json.format(msgspec.json.encode(kept), indent=1)
@@ -79,9 +79,7 @@ def _predict(asked: argparse.Namespace, kept: Kept, clock: Clock) -> Found:
     predict_one = functools.partial(predict.predictions, quick=asked.quick)
     predicted = tuple(map(tuple, common.run_all("Figures 8 and 9", predict_one, every, jobs=asked.jobs)))
     shared = tuple(common.run_all("neighbours", predict.simulate_shared_disks, every, jobs=asked.jobs))
-    found = Found(
-        clock.facts(), kept.starts, kept.fits, simulated, predicted, shared, kept.searched, caption=predict.CAPTION
-    )
+    found = Found(clock.facts(), kept.starts, kept.fits, simulated, predicted, shared, kept.searched, kept.repeated)
     drawing.draw_figures(asked.out, found.fits, found.simulated, found.predictions)
     if not asked.quick:
         for name, content in predict.scenario_texts(first).items():

@@ -9,8 +9,9 @@ the share of TITANs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import msgspec
 
 from benchmarks.papers.pervasive import fit, paper, predict, worlds
 from benchmarks.papers.pervasive.drawing import NAMES
-from benchmarks.papers.pervasive.predict import BATCH, BATCHES, NONE_LOST, Found, Prediction, Shared, range_text
+from benchmarks.papers.pervasive.predict import BATCH, BATCHES, NONE_LOST, Found, Prediction, range_text
 from stoker.contexts.recipe import Awareness
 
 Predicted = Iterable[Sequence[Prediction]]
@@ -41,17 +42,6 @@ def verdict_text(said: float, values: Sequence[float]) -> str:
     return "inside, at its end" if said in (min(values), max(values)) else "inside"
 
 
-class Variant(msgspec.Struct, frozen=True):
-    """An assumption about an unspecified detail, and the interval of all parameter sets with this assumption."""
-
-    name: str
-    low: float
-    high: float
-
-    def includes(self, said: float) -> bool:
-        return self.low <= said <= self.high
-
-
 class Claim(msgspec.Struct, frozen=True):
     """A predicted number of the paper. `text`: quotation; `unit`: text after the number."""
 
@@ -65,12 +55,18 @@ class Claim(msgspec.Struct, frozen=True):
     def values(self, rows: Predicted, *, batch: int) -> list[float]:
         return [one.value for each in rows for one in self._predictions_in(each, batch)]
 
-    def variants(self, rows: Predicted, *, batch: int) -> list[Variant]:
-        found: dict[str, list[float]] = {}
+    def variants(self, rows: Predicted, *, batch: int) -> dict[str, tuple[float, float]]:
+        """Return the interval of all parameter sets, by the assumption about an unspecified detail."""
+        found: dict[str, list[float]] = defaultdict(list)
         for each in rows:
             for one in self._predictions_in(each, batch):
-                found.setdefault(one.variant, []).append(one.value)
-        return [Variant(name, min(values), max(values)) for name, values in found.items()]
+                found[one.variant].append(one.value)
+        return {name: (min(values), max(values)) for name, values in found.items()}
+
+    def holding_variants(self, rows: Predicted, *, batch: int) -> tuple[list[str], int]:
+        """Return the variants whose interval holds the paper's number, and the number of all variants."""
+        variants = self.variants(rows, batch=batch)
+        return [name for name, (low, high) in variants.items() if low <= self.said <= high], len(variants)
 
     def distance_outside(self, rows: Predicted, *, batch: int) -> float:
         return distance_outside(self.said, self.values(rows, batch=batch))
@@ -87,17 +83,6 @@ CLAIMS = (
 )
 PARTIAL, FULL = CLAIMS[:2]
 SAID = FULL.said / PARTIAL.said
-
-
-def decision_text(claim: Claim, name: str) -> str:
-    """Return text that says if a variant of Figure 9 was written before or after the answer was known."""
-    if not claim.figure.startswith("9"):
-        return ""
-    return f": {'kept' if name in predict.KEPT_VARIANTS else 'written'} when the answer was known"
-
-
-def count_including_variants(claim: Claim, variants: Sequence[Variant]) -> str:
-    return f"{sum(variant.includes(claim.said) for variant in variants)} of {len(variants)}"
 
 
 def figure_8_text(found: Found) -> str:
@@ -117,30 +102,32 @@ def figure_8_text(found: Found) -> str:
 
 
 def interval_rows(found: Found) -> Rows:
-    for claim in CLAIMS:
-        for batch in BATCHES:
-            near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)
-            yield [
-                claim.words, f"{batch:,}", f"{claim.said:,.0f}", range_text(near), verdict_text(claim.said, near),
-                range_text(every), f"{median(every):,.0f}", verdict_text(claim.said, every),
-                count_including_variants(claim, claim.variants(found.predictions, batch=batch)),
-            ]  # fmt: skip
+    for claim, batch in product(CLAIMS, BATCHES):
+        near, every = claim.values(found.close, batch=batch), claim.values(found.predictions, batch=batch)
+        holding, total = claim.holding_variants(found.predictions, batch=batch)
+        yield [
+            claim.words, f"{batch:,}", f"{claim.said:,.0f}", range_text(near), verdict_text(claim.said, near),
+            range_text(every), f"{median(every):,.0f}", verdict_text(claim.said, every), f"{len(holding)} of {total}",
+        ]  # fmt: skip
 
 
 def including_variants_rows(found: Found) -> Rows:
-    for claim in CLAIMS:
-        for batch in BATCHES:
-            variants = claim.variants(found.predictions, batch=batch)
-            held = [variant.name for variant in variants if variant.includes(claim.said)]
-            below = [variant.high for variant in variants if variant.high < claim.said]
-            above = [variant.low for variant in variants if variant.low > claim.said]
-            yield [
-                claim.words, f"{batch:,}", f"{claim.said:,.0f}",
-                f"{count_including_variants(claim, variants)} variants",
-                "; ".join(name + decision_text(claim, name) for name in held) or "none",
-                f"{len(below)}, at most {max(below):,.0f}" if below else "none",
-                f"{len(above)}, at least {min(above):,.0f}" if above else "none",
-            ]  # fmt: skip
+    for claim, batch in product(CLAIMS, BATCHES):
+        holding, total = claim.holding_variants(found.predictions, batch=batch)
+        intervals = claim.variants(found.predictions, batch=batch).values()
+        below, above = (
+            [high for _, high in intervals if high < claim.said],
+            [low for low, _ in intervals if low > claim.said],
+        )
+        if claim.figure.startswith("9"):  # All variants of Figure 9 are from after the first predictions.
+            kept = {name: "kept" if name in predict.KEPT_VARIANTS else "written" for name in holding}
+            holding = [f"{name}: {how} when the answer was known" for name, how in kept.items()]
+        yield [
+            claim.words, f"{batch:,}", f"{claim.said:,.0f}", f"{len(holding)} of {total} variants",
+            "; ".join(holding) or "none",
+            f"{len(below)}, at most {max(below):,.0f}" if below else "none",
+            f"{len(above)}, at least {min(above):,.0f}" if above else "none",
+        ]  # fmt: skip
 
 
 def variants_rows(found: Found) -> Rows:
@@ -219,9 +206,12 @@ class Case(NamedTuple):
 def disk_cases(found: Found) -> list[Case]:
     """Return the partial runs of Figure 8 on nodes with shared disks, from the sets that explain Figure 6 there."""
     cases = []
-    for place in range(len(predict.NODES) if found.shared else 0):
+    for place, nodes in enumerate(predict.NODES):
         mine = [
-            (_runs_on_node(shared, place), predictions)
+            (
+                [run for run in shared.runs if (run.sharing.gpus, run.sharing.reads) == (nodes.gpus, nodes.reads)],
+                predictions,
+            )
             for shared, predictions in zip(found.shared, found.predictions, strict=True)
             if abs(_STATIC.error(shared.static_s[place])) <= fit.FAIR
         ]
@@ -232,15 +222,8 @@ def disk_cases(found: Found) -> list[Case]:
     return cases
 
 
-def _runs_on_node(shared: Shared, place: int) -> list[predict.Preempted]:
-    nodes = predict.NODES[place]
-    return [run for run in shared.runs if (run.sharing.gpus, run.sharing.reads) == (nodes.gpus, nodes.reads)]
-
-
 def disks_summary(found: Found) -> str:
     every = disk_cases(found)
-    if not every:
-        return ""
     inside = [case.run for case in every if not distance_outside(PARTIAL.said, case.done)]
     starts = sorted({run.from_s for run in inside})
     when = f", all with the first GPU gone at {' or '.join(f'{at_s:.0f} s' for at_s in starts)}" if starts else ""
@@ -258,48 +241,40 @@ def disks_rows(found: Found) -> Rows:
         ]  # fmt: skip
 
 
-_HALF_S = paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
-
-
-def titan_share(parameters: fit.Parameters, awareness: Awareness) -> float:
-    a10_s, titan_s = (fit.worker_times_s(parameters, kind, awareness, BATCH)[1] for kind in (paper.A10, paper.TITAN))
+def titan_share(parameters: fit.Parameters) -> float:
+    a10_s, titan_s = (
+        fit.worker_times_s(parameters, kind, Awareness.DISK, BATCH)[1] for kind in (paper.A10, paper.TITAN)
+    )
     return a10_s / (a10_s + titan_s)
-
-
-def required_titan_share(done: float, awareness: Awareness, *, begins_s: float, late_s: float = 0.0) -> float:
-    """Return the share of TITANs with which Figure 8 ends with `done` inferences; above 1 is impossible.
-
-    `begins_s`: start time of GPUs; `late_s`: delay of the first loss. Each GPU loses half a call.
-    """
-    [static] = [run for run in paper.RUNS if run.awareness is awareness and run.batch == BATCH]
-    rate = paper.INFERENCES / (static.seconds - begins_s)
-    lost = 2 * paper.EACH * BATCH / 2
-    a10_s = paper.PREEMPTED_FROM_S + late_s + _HALF_S
-    return ((done + lost) / rate + begins_s - a10_s) / (paper.PREEMPTED_EVERY_S * paper.EACH)
 
 
 def shares_facts(found: Found) -> dict[str, Any]:
     """Return the values in the text about the shares of TITANs in the partial run of Figure 8."""
     begins = [fit.worker_times_s(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in found.fits]
-    late_s, a10_s = paper.PREEMPTED_EVERY_S, paper.PREEMPTED_FROM_S + _HALF_S
-    have = [titan_share(each.parameters, Awareness.DISK) for each in found.fits]
+    a10_s = paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
+    have = [titan_share(each.parameters) for each in found.fits]
+
+    def required(begins_s: float, late_s: float) -> float:
+        """Return the share with which Figure 8 ends with the paper's number; each GPU loses half a call.
+
+        `begins_s`: start time of GPUs; `late_s`: delay of the first loss.
+        """
+        rate, lost = paper.INFERENCES / (_STATIC.seconds - begins_s), 2 * paper.EACH * BATCH / 2
+        return ((PARTIAL.said + lost) / rate + begins_s - a10_s - late_s) / (paper.PREEMPTED_EVERY_S * paper.EACH)
+
     return {
         "said": PARTIAL.said, "static_s": _STATIC.seconds, "a10_s": a10_s,
         "titan_s": a10_s + paper.PREEMPTED_EVERY_S * paper.EACH,
-        "least": required_titan_share(PARTIAL.said, Awareness.DISK, begins_s=min(begins), late_s=late_s),
-        "most": required_titan_share(PARTIAL.said, Awareness.DISK, begins_s=max(begins)),
+        "least": required(min(begins), paper.PREEMPTED_EVERY_S), "most": required(max(begins), 0.0),
         "least_here": min(have), "most_here": max(have),
     }  # fmt: skip
 
 
 def shares_rows(found: Found) -> Rows:
-    shares = [(titan_share(each.parameters, Awareness.DISK), each.parameters) for each in found.fits]
+    shares = [(titan_share(each.parameters), each.parameters) for each in found.fits]
     for low, high in pairwise((0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)):
-        inside = [
-            (parameters, row)
-            for (share, parameters), row in zip(shares, found.predictions, strict=True)
-            if low <= share < high
-        ]
+        pairs = zip(shares, found.predictions, strict=True)
+        inside = [(parameters, row) for (share, parameters), row in pairs if low <= share < high]
         if inside:
             loads = [parameters.load_a10_s / parameters.load_titan_s for parameters, _ in inside]
             done = (range_text(claim.values([row for _, row in inside], batch=BATCH)) for claim in (PARTIAL, FULL))

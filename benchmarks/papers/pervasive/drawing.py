@@ -16,17 +16,16 @@ from stoker.whole_files import draft_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Predicted = Sequence[Sequence[Prediction]]
+"""Predictions by parameter set."""
 _DOTS_PER_INCH = 95
 NAMES = {Awareness.NONE: "agnostic", Awareness.DISK: "partial", Awareness.FULL: "full"}
 _COLOR = {Awareness.DISK: COLORS[1], Awareness.FULL: COLORS[0]}
 
 
 def draw_figures(
-    folder: Path,
-    fits: Sequence[Fit],
-    simulated: Sequence[tuple[paper.Run, float]],
-    predicted: Sequence[Sequence[Prediction]],
-) -> list[Path]:
+    folder: Path, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run, float]], predicted: Predicted
+) -> None:
     paths = [folder / f"context-paper-figures-{which}.png" for which in ("6-7", "8", "9")]
     with style() as figure_of:
         figures = [figure_of(figsize=(7.2, height), layout="constrained") for height in (3.2, 3.2, 6.6)]
@@ -40,7 +39,6 @@ def draw_figures(
         for path, figure in zip(paths, figures, strict=True):
             with draft_of(path) as draft:
                 figure.savefig(draft, dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    return paths
 
 
 def _draw_static_runs(axes: Axes, fits: Sequence[Fit], simulated: Sequence[tuple[paper.Run, float]]) -> None:
@@ -62,7 +60,7 @@ def _draw_static_runs(axes: Axes, fits: Sequence[Fit], simulated: Sequence[tuple
     axes.legend()
 
 
-def _draw_figure_8(done: Sequence[Axes], gpus: Axes, predicted: Sequence[Sequence[Prediction]]) -> None:
+def _draw_figure_8(done: Sequence[Axes], gpus: Axes, predicted: Predicted) -> None:
     for awareness in (Awareness.FULL, Awareness.DISK):
         runs = [[one for one in each if one.is_prediction_of("8", awareness)] for each in predicted]
         color = _COLOR[awareness]
@@ -77,9 +75,7 @@ def _draw_figure_8(done: Sequence[Axes], gpus: Axes, predicted: Sequence[Sequenc
     done[0].legend(fontsize=6.5)
 
 
-def _draw_figure_9(
-    done: Sequence[Axes], gpus: Axes, number: str, end_s: float, predicted: Sequence[Sequence[Prediction]]
-) -> None:
+def _draw_figure_9(done: Sequence[Axes], gpus: Axes, number: str, end_s: float, predicted: Predicted) -> None:
     runs = [[one for one in each if one.is_prediction_of(number, Awareness.FULL)] for each in predicted]
     for axes, batch in zip(done, BATCHES, strict=True):
         _draw_over_time(axes, _predictions_of_batch(batch, runs), 0, color=COLORS[0], label="")
@@ -92,11 +88,11 @@ def _draw_figure_9(
     done[0].legend(fontsize=7.5)
 
 
-def _predictions_of_batch(batch: int, runs: Sequence[Sequence[Prediction]]) -> list[list[Prediction]]:
+def _predictions_of_batch(batch: int, runs: Predicted) -> list[list[Prediction]]:
     return [[one for one in each if one.batch == batch] for each in runs]
 
 
-def _draw_over_time(axes: Axes, runs: Sequence[Sequence[Prediction]], which: int, *, color: str, label: str) -> None:
+def _draw_over_time(axes: Axes, runs: Predicted, which: int, *, color: str, label: str) -> None:
     every = [one.looks for each in runs for one in each]
     rows = range(max(map(len, every)))
     seconds = [row * LOOK_S for row in rows]

@@ -95,8 +95,7 @@ def _makespan(tasks: int, workers: list[tuple[float, float]]) -> float:
         middle = (low + high) / 2
         begun = sum(paper.EACH * _begun_tasks(middle, begins, takes) for begins, takes in workers)
         low, high = (low, middle) if begun >= tasks else (middle, high)
-    ends = (begins + takes * _begun_tasks(high, begins, takes) for begins, takes in workers if high >= begins)
-    return max(ends)
+    return max(begins + takes * _begun_tasks(high, begins, takes) for begins, takes in workers if high >= begins)
 
 
 def _begun_tasks(at_s: float, begins: float, takes: float) -> int:
@@ -109,10 +108,6 @@ def relative_errors(parameters: Parameters) -> dict[paper.Run, float]:
 
 CLOSE, FAIR = 0.02, 0.05
 SEED = 0
-FIRST_SEARCHED, FIRST_COMMIT, SEARCHED_AGAIN = "2026-11-21", "95c044e", "2026-11-27"
-"""Date of the sets in a file without a date. This commit wrote the only such file with the first predictions; a
-repeated search found equal sets.
-"""
 _STEPS = 2500
 _DRAWS = 10_000
 _DIGITS = 4
@@ -131,11 +126,11 @@ class Fit(msgspec.Struct, frozen=True):
         return self.worst <= CLOSE
 
 
-def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
+def search(start: int) -> tuple[Fit, ...]:
     """Return the first fair set and the first close set of a start."""
-    parameters, found = _draw_parameters(Stream(seed, f"start/{start}")), []
+    parameters, found = _draw_parameters(Stream(SEED, f"start/{start}")), []
     for limit in (FAIR, CLOSE):
-        parameters = _improve_parameters(parameters, Stream(seed, f"steps/{start}/{limit}"), limit=limit)
+        parameters = _improve_parameters(parameters, Stream(SEED, f"steps/{start}/{limit}"), limit=limit)
         rounded = Parameters(**{name: float(f"{getattr(parameters, name):.{_DIGITS}g}") for name in _NAMES})
         error = worst_error(rounded)
         if error <= limit and is_possible(rounded):
@@ -145,8 +140,7 @@ def search(start: int, *, seed: int = SEED) -> tuple[Fit, ...]:
 
 def choose_fits(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
     """Return `count` sets: the most central close set, then alternating close and fair sets, farthest first."""
-    close = [each for each in found if each.close]
-    if not close:
+    if not (close := [each for each in found if each.close]):
         return ()
     picked = [min(close, key=lambda each: sum(_distance(each, other) for other in close))]
     left = [each for each in found if each != picked[0]]
@@ -195,9 +189,8 @@ def _improve_parameters(parameters: Parameters, chance: Stream, *, limit: float)
         number += 1
         tried = msgspec.structs.replace(parameters, **changes)
         if is_possible(tried):
-            badness = _error_score(tried)
-            if badness < value:
-                parameters, value = tried, badness
+            if (score := _error_score(tried)) < value:
+                parameters, value = tried, score
         size = max(0.003, size * 0.998)
     return parameters
 

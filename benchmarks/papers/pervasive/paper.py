@@ -43,20 +43,12 @@ RUNS = (
 """Runs of §4.2 and §4.3. Full awareness with 1000 inferences per call is between the best and the worst."""
 
 
-class Reduction(msgspec.Struct, frozen=True):
-    """Share by which a run is shorter than `against`."""
-
-    awareness: Awareness
-    against: Awareness
-    part: float
-
-
 REDUCTIONS = (
-    Reduction(Awareness.FULL, Awareness.NONE, 0.721),
-    Reduction(Awareness.DISK, Awareness.NONE, 0.491),
-    Reduction(Awareness.FULL, Awareness.DISK, 0.453),
+    (Awareness.FULL, Awareness.NONE, 0.721),
+    (Awareness.DISK, Awareness.NONE, 0.491),
+    (Awareness.FULL, Awareness.DISK, 0.453),
 )
-"""Reductions of run time in §4.2."""
+"""Share by which the run time of a version is shorter than that of another version (§4.2)."""
 SPREAD = 0.136
 """Run time of the worst call size divided by the best under full awareness, minus 1 (§4.3)."""
 
@@ -68,10 +60,9 @@ LOST_EARLY = 3
 
 FIGURE_9A_S, FIGURE_9A_GPUS = 5_000.0, (4, 20)
 FIGURE_9A_TEXT = "gradually goes to 20 opportunistic GPUs"
-"""From §4.5."""
 FIGURE_9B_S, FIGURE_9B_GPUS = 783.0, 186
 FIGURE_9B_TEXT = "quickly grabs up to 186 transiently available GPUs"
-"""From §4.5."""
+"""Texts from §4.5."""
 
 _KINDS = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text())
 TABLE_1, SINGLE, TENSOR = (

@@ -36,7 +36,7 @@ import msgspec
 
 from benchmarks.baselines.loading import policy
 from benchmarks.harness import Facts
-from benchmarks.papers.pervasive import fit, paper, worlds
+from benchmarks.papers.pervasive import paper, worlds
 from benchmarks.papers.pervasive.fit import Fit, Parameters
 from benchmarks.papers.pervasive.worlds import SharedDisks, Sharing
 from stoker.contexts.recipe import Awareness
@@ -283,9 +283,6 @@ def simulate_shared_disks(parameters: Parameters) -> Shared:
 
 CAPTION = """Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants.
 Number of GPUs: calls of both sizes."""
-FIRST_CAPTION = """Lines: the most central set in calls of 100, with the first variant of each below (of full in Figure
-8 the one that does least in calls of 100). Bands: all sets and variants, calls of both sizes together."""
-"""Caption of the drawings of Figures 8 and 9 that a record without a caption has."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -296,9 +293,10 @@ class Found(msgspec.Struct, frozen=True):
     fits: tuple[Fit, ...]
     simulated: tuple[tuple[paper.Run, float], ...]
     predictions: tuple[tuple[Prediction, ...], ...]
-    shared: tuple[Shared, ...] = ()
-    searched: str = fit.FIRST_SEARCHED
-    caption: str = FIRST_CAPTION
+    shared: tuple[Shared, ...]
+    searched: str
+    repeated: str = ""
+    caption: str = CAPTION
 
     def without_looks(self) -> Found:
         rows = [[msgspec.structs.replace(one, looks=()) for one in row] for row in self.predictions]

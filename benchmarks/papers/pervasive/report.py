@@ -43,9 +43,7 @@ def write(found: Found) -> str:
 
 def quotation(found: Found) -> str:
     """Return the line that other pages quote."""
-    inside: list[str] = []
-    outside: list[str] = []
-    known: list[str] = []
+    inside, outside, known = list[str](), list[str](), list[str]()
     for claim in CLAIMS:
         values = claim.values(found.predictions, batch=BATCH)
         which = f" {NAMES[claim.awareness]}" if claim.figure == "8" else ""
@@ -53,10 +51,9 @@ def quotation(found: Found) -> str:
         if off := claim.distance_outside(found.predictions, batch=BATCH):
             outside.append(f"{name} against {range_text(values)}, by {off:.1%}")
             continue
-        variants = claim.variants(found.predictions, batch=BATCH)
-        count = claims.count_including_variants(claim, variants)
-        hold = f"{count} variants {'holds' if count.startswith('1 ') else 'hold'} it"
-        if any(variant.includes(claim.said) and claims.decision_text(claim, variant.name) for variant in variants):
+        holding, total = claim.holding_variants(found.predictions, batch=BATCH)
+        hold = f"{len(holding)} of {total} variants {'holds' if len(holding) == 1 else 'hold'} it"
+        if claim.figure.startswith("9") and holding:
             known.append(claim.figure)
         inside.append(f"{name} in {range_text(values)} (a factor of {max(values) / min(values):.1f}; {hold})")
     fitting = f"Of the context paper Figures 6 and 7 are fitted: {fit_summary(found)}"
@@ -91,12 +88,9 @@ def _vanishing_text(found: Found) -> str:
 
 
 def _search_text(found: Found) -> str:
-    """Return when, by which commit and with which seed the parameter sets were searched."""
-    kept = ", and kept since" if found.searched != found.facts.at else ""
-    first = again = ""
-    if found.searched == fit.FIRST_SEARCHED:
-        first, again = f" by commit {fit.FIRST_COMMIT}", f", and found the same sets on {fit.SEARCHED_AGAIN}"
-    return f"""{found.searched}{first}, with seed {fit.SEED} and starts 0 to {found.starts - 1}{kept}:
+    kept = "" if found.searched.startswith(found.facts.at) else ", and kept since"
+    again = f", and found the same sets on {found.repeated}" if found.repeated else ""
+    return f"""{found.searched}, with seed {fit.SEED} and starts 0 to {found.starts - 1}{kept}:
         `python -m benchmarks.papers.pervasive` without `--keep-fits` searches anew{again}."""
 
 
@@ -115,9 +109,7 @@ def static_cells(run: paper.Run, seconds: float) -> list[str]:
 def _largest_deviation(found: Found) -> float:
     """Return the largest difference between the closed form and the simulator."""
     first = found.fits[0].parameters
-    return max(
-        abs(fit.static_run_s(first, run.awareness, run.batch) / seconds - 1.0) for run, seconds in found.simulated
-    )
+    return max(abs(fit.static_run_s(first, run.awareness, run.batch) / s - 1.0) for run, s in found.simulated)
 
 
 def ratio_rows(found: Found) -> Rows:
@@ -128,17 +120,17 @@ def ratio_rows(found: Found) -> Rows:
         for each in found.fits
     ]
 
-    def reduction(times: Mapping[tuple[Awareness, int], float], one: paper.Reduction) -> float:
-        return 1.0 - times[one.awareness, BATCH] / times[one.against, BATCH]
+    def reduction(times: Mapping[tuple[Awareness, int], float], one: Awareness, against: Awareness) -> float:
+        return 1.0 - times[one, BATCH] / times[against, BATCH]
 
     def batch_spread(times: Mapping[tuple[Awareness, int], float]) -> float:
         full = [seconds for (awareness, _), seconds in times.items() if awareness is Awareness.FULL]
         return max(full) / min(full) - 1.0
 
-    for one in paper.REDUCTIONS:
-        words = f"RQ1: {NAMES[one.awareness]} takes less time than {NAMES[one.against]}, calls of {BATCH}, by"
-        values = [reduction(times, one) for times in every]
-        yield [words, f"{one.part:.1%}", f"{reduction(simulated, one):.1%}", range_text(values, ".1%")]
+    for one, against, part in paper.REDUCTIONS:
+        words = f"RQ1: {NAMES[one]} takes less time than {NAMES[against]}, calls of {BATCH}, by"
+        values = [reduction(times, one, against) for times in every]
+        yield [words, f"{part:.1%}", f"{reduction(simulated, one, against):.1%}", range_text(values, ".1%")]
     if len(runs) == len(paper.RUNS):  # A quick run omits the smallest calls.
         words = "RQ2: full takes longer with its worst size of calls than with its best, by"
         values = [batch_spread(times) for times in every]

@@ -28,6 +28,8 @@ POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awarene
 """Policies for the three versions in the paper (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
 _DIGITS = 4
+_STEP_S = 20.0
+"""Seconds between two steps of a growing pool."""
 
 
 class Sharing(msgspec.Struct, frozen=True):
@@ -81,8 +83,7 @@ class SharedDisks(Simulation):
         self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing
     ) -> None:
         super().__init__(world, calls, policies)
-        self._parameters = parameters
-        self._sharing = sharing
+        self._parameters, self._sharing = parameters, sharing
         self._disks: dict[tuple[str, int], SharedLink] = {}
         self._made: Counter[str] = Counter()
 
@@ -117,10 +118,8 @@ def vanishing_pools(
     """Lose one GPU a minute from `from_s`, A10s first (§4.4). `lost`: GPUs of each kind lost at `lost_at_s`."""
     pools, goes_at = {}, from_s
     for kind in (paper.A10, paper.TITAN):
-        here, steps = paper.EACH, [(0.0, paper.EACH)]
-        early = (lost or {}).get(kind, 0)
-        if early:
-            here -= early
+        here, steps = paper.EACH - (lost or {}).get(kind, 0), [(0.0, paper.EACH)]
+        if here < paper.EACH:
             steps.append((lost_at_s, here))
         for left in reversed(range(here)):
             steps.append((goes_at, left))
@@ -133,12 +132,10 @@ def last_loss_s(pools: Pools) -> float:
     return max(at_s for steps in pools.values() for at_s, _ in steps)
 
 
-def growing_pools(
-    shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
-) -> Pools:
+def growing_pools(shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0) -> Pools:
     order = _gpu_order(shares, last)
     pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
-    steps = max(1, round(until_s / every_s))
+    steps = round(until_s / _STEP_S)
     for step in range(steps + 1):
         at_s = round(until_s * step / steps, 1)
         here = order[: round(first + (last - first) * (step / steps) ** bend)]

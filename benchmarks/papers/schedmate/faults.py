@@ -11,7 +11,6 @@ out-of-memory killer. Simulated: a torch operator throws the texts of CUDA and N
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import ROOT, commit, machine, until
+from benchmarks.harness import ROOT, commit, machine, side_options, until
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, device, run_case
 from benchmarks.papers.schedmate.faults_lab.surroundings import Neighbours
@@ -40,54 +39,45 @@ _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended it
 
 
 def main() -> int:
-    ask = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers.schedmate.faults", description=__doc__.partition("\n")[0]
-    )
-    ask.add_argument("--times", type=int, default=TIMES, help="repetitions of each fault and each mistake")
-    ask.add_argument("--only", default="", help="only kinds whose names contain this; write no record")
-    ask.add_argument("--stories", action="store_true", help="print the stories of calls that ended unexpectedly")
-    asked = ask.parse_args()
+    side_options(__doc__)
     if reason := surroundings.why_not():
         print(f"skipped: {reason}")
         return 0
-    chosen = [kind for kind in (*FAULTS, *MISTAKES) if asked.only in kind]
-    record = measure(chosen, times=asked.times)
-    print_record(record, stories=asked.stories)
-    if not asked.only and asked.times == TIMES:
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    record = measure()
+    print_record(record)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if all_kinds_as_expected(record) else 1
 
 
-def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     load = os.getloadavg()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = Path(temporary)
-        with surroundings.Nodes(folder) as made, Neighbours(folder / "requests") as beside:
+        with surroundings.nodes(folder) as (worker_init, probe), Neighbours(folder / "requests") as beside:
             files.make_data_files(folder / "data")
             site = Site(
-                provider=Provider(worker_init=made.worker_init),
+                provider=Provider(worker_init=worker_init),
                 pilot=Pilot(
                     devices="gpu", init_blocks=PILOTS, max_blocks=PILOTS, scratch=str(folder / "scratch"),
-                    probe=made.probe, probe_every_s=0,  # type: ignore[arg-type]
+                    probe=probe, probe_every_s=0,  # type: ignore[arg-type]
                 ),
             )  # fmt: skip
-            rows, ended = _run(site, folder, chosen, times=times)
+            rows, ended = _run(site, folder)
             count = beside.count
     return {
         "command": "python -m benchmarks.papers.schedmate.faults", "commit": commit(),
         "machine": f"{machine()}, Linux {platform.release().partition('-')[0]}",
-        "load_before_and_after": [load[0], os.getloadavg()[0]], "seed": SEED, "times": times,
+        "load_before_and_after": [load[0], os.getloadavg()[0]], "seed": SEED, "times": TIMES,
         "seconds": round(time.monotonic() - started, 1), "pilots_at_the_end": ended, "neighbours": count,
         "kinds": rows,
     }  # fmt: skip
 
 
-def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[dict[str, Any], int]:
+def _run(site: Site, folder: Path) -> tuple[dict[str, Any], int]:
     cases = []
-    for kind in chosen:
-        variants = (FAULTS.get(kind) or MISTAKES[kind]).variants
-        cases += [Case(kind, variants[turn % len(variants)], 0, str(folder)) for turn in range(times)]
+    for name, kind in (FAULTS | MISTAKES).items():
+        cases += [Case(name, kind.variants[turn % len(kind.variants)], 0, str(folder)) for turn in range(TIMES)]
     random.Random(SEED).shuffle(cases)
     cases = [case._replace(number=number) for number, case in enumerate(cases)]
     operator = _compile_operator(folder)
@@ -103,9 +93,13 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
 
 
 def _empty_row(kind: str) -> dict[str, Any]:
-    is_fault = kind in FAULTS
-    counts = {"calls": 0, "retried_elsewhere": 0, "at_once": 0, "ran_more_than_once": 0, "lost_budget": 0}
-    return {"is_fault": is_fault, "bounded": kind in BOUNDED, **counts, "most_runs": 0, "other_than_expected": []}
+    counts = ("calls", "retried_elsewhere", "at_once", "ran_more_than_once", "lost_budget", "most_runs")
+    return {
+        "is_fault": kind in FAULTS,
+        "bounded": kind in BOUNDED,
+        **dict.fromkeys(counts, 0),
+        "other_than_expected": [],
+    }
 
 
 def _count_call(row: dict[str, Any], case: Case, future: AppCallFuture, session: Any) -> None:
@@ -137,7 +131,7 @@ def all_kinds_as_expected(record: dict[str, Any]) -> bool:
     )
 
 
-def print_record(record: dict[str, Any], *, stories: bool = False) -> None:
+def print_record(record: dict[str, Any]) -> None:
     print(f"{'kind':42} calls  retried elsewhere  at once  ran more than once  lost budget  most runs")
     for kind, row in sorted(record["kinds"].items(), key=lambda item: not item[1]["is_fault"]):
         names = ("retried_elsewhere", "at_once", "lost_budget")
@@ -146,7 +140,6 @@ def print_record(record: dict[str, Any], *, stories: bool = False) -> None:
         print(f"{kind:42} {row['calls']:5}  {there:>17}  {at_once:>7}  {ran}")
         for other in row["other_than_expected"]:
             print(f"    {other['variant']}: ran {len(other['ran'])} times: {other['said'][:150]}")
-            print(other["story"] if stories else "", end="")
     print(f"{record['seconds']} s, load {record['load_before_and_after']}, met: {all_kinds_as_expected(record)}")
 
 

@@ -2,15 +2,13 @@
 
 *Lines*: the ten held-out formats, read by the rules, by rules and model, and by the model alone (like formats that no
 rule matches). *Failures*: the 308 logs of the test part, with all shipped rules and without rules that match their
-texts. Correct answers in place of model answers give an upper limit for both. Without URL and MODEL the program prints
-scores without a model, and writes no record.
+texts. Correct answers in place of model answers give an upper limit for both.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import re
 import sys
@@ -63,18 +61,17 @@ class ByHand(ModelEndpoint):
         return dict(found.groupdict()) if found is not None else {}
 
 
-def lines(endpoint: ModelEndpoint | None) -> dict[str, Any]:
+def lines(endpoint: ModelEndpoint) -> dict[str, Any]:
     """Return the scores of the ten held-out formats."""
     cases = list(made_cases(HELD_OUT | HELD_OUT_SECOND))
     found: dict[str, Any] = {}
-
-    readers: dict[str, Learned | None] = {"rules": None}
-    if endpoint is not None:
-        readers["rules and model"] = Learned(LineFormats(), endpoint)
-        readers["model alone"] = Learned(LineFormats(rules=lambda _: None), endpoint)
-    readers["right answers alone"] = Learned(LineFormats(rules=lambda _: None), ByHand())
+    readers = {
+        "rules": None, "rules and model": Learned(LineFormats(), endpoint),
+        "model alone": Learned(LineFormats(rules=lambda _: None), endpoint),
+        "right answers alone": Learned(LineFormats(rules=lambda _: None), ByHand()),
+    }  # fmt: skip
     for name, learned in readers.items():
-        found[name] = rows_of(cases, "", learned)
+        found[name] = rows_of(cases, learned)
         if learned is not None:
             found[name]["formats learned"] = learned.formats.learned
         rows = found[name]["all"]
@@ -82,7 +79,7 @@ def lines(endpoint: ModelEndpoint | None) -> dict[str, Any]:
     return found
 
 
-def failures(endpoint: ModelEndpoint | None) -> dict[str, Any]:
+def failures(endpoint: ModelEndpoint) -> dict[str, Any]:
     """Return the scores of the 308 logs. The model gets one question for failures with an equal start."""
     jobs = list(corpus(test=True))
     opinions: dict[str, Fault] = {}
@@ -91,7 +88,7 @@ def failures(endpoint: ModelEndpoint | None) -> dict[str, Any]:
     def model(_: FailedJob, located: Located, fault: Fault) -> Fault:
         texts = [located.first.text, *(line.text for line in located.traceback[-1:])]
         key = re.sub(r"\d+", "#", " | ".join(RANK_MARK.sub("", text) for text in texts))
-        if key not in opinions and endpoint is not None:
+        if key not in opinions:
             opinions[key] = second_opinion(located, fault, endpoint)
         counts["doubted"] += 1
         given = opinions[key]
@@ -106,40 +103,35 @@ def failures(endpoint: ModelEndpoint | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     tables = evaluation.tables(jobs)
     for name in TABLES:
-        scores = {"rules": evaluation.score_verdicts(jobs, tables[name])}
         counts.update(doubted=0, believed=0)
-        if endpoint is not None:
-            scores["rules and model"] = evaluation.score_verdicts(jobs, tables[name], opinion=model)
-        scores["an opinion that is always right"] = evaluation.score_verdicts(jobs, tables[name], opinion=always_right)
-        found[name] = scores | (counts if endpoint is not None else {})
+        opinions_by_name = {"rules": None, "rules and model": model, "an opinion that is always right": always_right}
+        scores = {
+            which: evaluation.score_verdicts(jobs, tables[name], opinion=opinion)
+            for which, opinion in opinions_by_name.items()
+        }
+        found[name] = scores | counts
         for which, each in scores.items():
-            print(f"{name}, {which}: F1 {each.f1}, precision {each.precision}", flush=True)
+            print(f"{name}, {which}: F1 {each['f1']}, precision {each['precision']}", flush=True)
     return found | {"questions": len(opinions)}
 
 
 def main() -> int:
     ask = argparse.ArgumentParser(prog="python -m benchmarks.papers.schedmate.language_model", description=__doc__)
-    ask.add_argument("url", nargs="?", default="", help="an OpenAI-compatible endpoint, for example of `stoker serve`")
-    ask.add_argument("model", nargs="?", default="", help="the model at the endpoint")
+    ask.add_argument("url", help="an OpenAI-compatible endpoint, for example of `stoker serve`")
+    ask.add_argument("model", help="the model at the endpoint")
     asked = ask.parse_args()
-    endpoint: ModelEndpoint | None = None
-    if asked.url:
-        model = LanguageModel(asked.url, asked.model, time_limit_s=300.0, session_budget=10_000_000)
-        endpoint = Remembering(model)
+    endpoint = Remembering(LanguageModel(asked.url, asked.model, time_limit_s=300.0, session_budget=10_000_000))
     began = time.monotonic()
     record: dict[str, Any] = {
         "command": f"python -m benchmarks.papers.schedmate.language_model URL {asked.model}", "model": asked.model,
         "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
         "load": [round(load, 1) for load in os.getloadavg()], "lines": lines(endpoint),
     }  # fmt: skip
-    if endpoint is not None:
-        record["tokens of lines"] = endpoint.model.session_budget - endpoint.tokens_left
+    record["tokens of lines"] = endpoint.model.session_budget - endpoint.tokens_left
     record["failures"] = failures(endpoint)
-    if endpoint is not None:
-        record["tokens"] = endpoint.model.session_budget - endpoint.tokens_left
-        record["s"] = round(time.monotonic() - began)
-        text = json.dumps(msgspec.to_builtins(record), indent=1)
-        write_whole(RECORD, text.encode() + b"\n", mode=0o644)
+    record["tokens"] = endpoint.model.session_budget - endpoint.tokens_left
+    record["s"] = round(time.monotonic() - began)
+    write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", mode=0o644)
     return 0
 
 

@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -47,15 +48,6 @@ class Case:
     truth: dict[str, float]
 
 
-def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
-    cases = [*_real_cases(), *made_cases(metric_formats.FORMATS)]
-    parts = {"written_for": cases}
-    if held_out:
-        parts |= {"held_out": list(made_cases(HELD_OUT)), "held_out_second": list(made_cases(HELD_OUT_SECOND))}
-    rows = {part: rows_of(several, show) for part, several in parts.items()}
-    return {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth", **rows, **_speed(cases)}
-
-
 def made_cases(formats: Formats) -> Iterator[Case]:
     for (form, (lines_of, asked)), seed in product(formats.items(), SEEDS):
         log = metric_formats.run(form, seed, lines_of, header=metric_formats.HEADERS.get(form))
@@ -73,11 +65,8 @@ def made_cases(formats: Formats) -> Iterator[Case]:
 
 
 def _true_value(values: dict[str, float], name: str) -> float:
-    if name == "samples_done":
-        return values["step"] * values["batch"]
-    if name == "samples_of_steps_per_s":
-        return values["steps_per_s"] * values["batch"]
-    return values[name]
+    name_of_one = {"samples_done": "step", "samples_of_steps_per_s": "steps_per_s"}.get(name)
+    return values[name_of_one] * values["batch"] if name_of_one else values[name]
 
 
 def _real_cases() -> Iterator[Case]:
@@ -120,23 +109,21 @@ def _tracked_value(progress: LoggedProgress | None, name: str) -> float | None:
     return value
 
 
-def _errors_of_case(case: Case, folder: Path, show: str, learned: Learned | None) -> list[tuple[str, float | None]]:
+def _errors_of_case(case: Case, folder: Path, learned: Learned | None) -> list[tuple[str, float | None]]:
     path = folder / case.name
     path.write_bytes(case.content[: case.look_bytes])
     log = FollowedLog(path, formats=learned.formats if learned is not None else None)
     _track_until(log, case.look_s, learned)
     with path.open("ab") as more:
         more.write(case.content[case.look_bytes :])
-    tracked = _track_until(log, case.end_s, learned)
+    progress = _track_until(log, case.end_s, learned).progress
     found: list[tuple[str, float | None]] = []
     for name, true in case.truth.items():
-        given, error = _tracked_value(tracked.progress, name), None
+        given, error = _tracked_value(progress, name), None
         if given is not None and math.isfinite(given):
             is_near = name in ("step", "overall_step", "epoch") and abs(given - true) <= 1
             error = 0.0 if is_near else abs(given - true) / max(abs(true), 1e-9)
         found.append((name, error))
-        if show in (case.form, "all") and (error is None or error > RIGHT):
-            print(f"    {case.name} {name}: {given} for {true} {tracked.why}")
     return found
 
 
@@ -155,16 +142,15 @@ def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> Trac
     return log.track(at_s=at_s)
 
 
-def rows_of(cases: list[Case], show: str, learned: Learned | None = None) -> dict[str, dict[str, float]]:
+def rows_of(cases: list[Case], learned: Learned | None = None) -> dict[str, dict[str, float]]:
     """Return the scores of each format and of all formats."""
-    judged: dict[str, list[tuple[str, float | None]]] = {}
-    logs: dict[str, int] = {}
+    judged: dict[str, list[tuple[str, float | None]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
-            judged.setdefault(case.form, []).extend(_errors_of_case(case, Path(folder), show, learned))
-            logs[case.form] = logs.get(case.form, 0) + 1
+            judged[case.form] += _errors_of_case(case, Path(folder), learned)
+    logs = Counter(case.form for case in cases)
     rows = {form: _row(each, logs[form]) for form, each in judged.items()}
-    rows["all"] = _row([one for each in judged.values() for one in each], sum(logs.values()))
+    rows["all"] = _row([one for each in judged.values() for one in each], logs.total())
     return rows
 
 
@@ -205,24 +191,26 @@ def _speed(cases: list[Case]) -> dict[str, float]:
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
 
-JUDGED_ONCE = tuple(RECORD.with_name(f"schedmate-metrics-held-out{round_}.json") for round_ in ("", "-second"))
-"""Records of formats that are judged once. Rules changed between round one and round two."""
-
 
 def main() -> int:
-    given = side_options(f"{__doc__}\n--show prints the mistakes in the logs of a format.", held_out=False, show="")
-    record = evaluate(held_out=given.held_out, show=given.show)
-    for part in (part for part in ("written_for", "held_out", "held_out_second") if part in record):
+    given = side_options(__doc__, held_out=False)
+    cases = [*_real_cases(), *made_cases(metric_formats.FORMATS)]
+    parts = {"written_for": cases}
+    if given.held_out:
+        parts |= {"held_out": list(made_cases(HELD_OUT)), "held_out_second": list(made_cases(HELD_OUT_SECOND))}
+    record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
+    for part, several in parts.items():
+        record[part] = rows_of(several)
         print(f"{part}:")
         for name, row in record[part].items():
             print(
                 f"  {name:16} {row['logs']:3} logs  found {row['found']:6.1%}  right {row['right']:6.1%}  "
                 f"RMSRE {row['rmsre']:.3f}  rates: found {row['rates_found']:6.1%}  RMSRE {row['rates_rmsre']:.3f}"
             )
+    record |= _speed(cases)
     print(f"{record['lines_per_s']:,.0f} lines a second, {record['look_ms']:.1f} ms a look")
-    path = next((each for each in JUDGED_ONCE if not each.exists()), None) if given.held_out else RECORD
-    if path and not given.show:
-        path.write_text(json.dumps(record, indent=1) + "\n")
+    if not given.held_out:
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

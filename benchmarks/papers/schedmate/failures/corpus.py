@@ -12,7 +12,7 @@ import random
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -31,10 +31,8 @@ class FaultType(NamedTuple):
     component: str
 
 
-def held_out(types: Iterable[FaultType], seed: str) -> frozenset[str]:
-    chance = random.Random(seed)
-    types = list(types)
-    chosen: list[str] = []
+def held_out(types: Sequence[FaultType], seed: str) -> frozenset[str]:
+    chance, chosen = random.Random(seed), list[str]()
     for kind in (INFRASTRUCTURE, FRAMEWORK, USER):
         names = sorted(each.name for each in types if each.kind == kind)
         chosen += chance.sample(names, round(len(names) / 3))
@@ -83,8 +81,6 @@ _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 class FailedJob(msgspec.Struct, frozen=True):
     """A log with labels. `truth`: number of the first failure line, from 1; `own`: lines of the failing rank."""
 
-    name: str
-    program: str
     fault: str
     kind: str
     component: str
@@ -92,20 +88,8 @@ class FailedJob(msgspec.Struct, frozen=True):
     own: tuple[str, ...]
     lines: list[str]
 
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
 
-
-def good_runs() -> dict[str, list[list[str]]]:
-    found: dict[str, list[list[str]]] = defaultdict(list)
-    for run in read_recorded_runs():
-        if not run.fault:
-            found[run.program].append(run.lines)
-    return found
-
-
-def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
+def corpus(*, test: bool) -> Iterator[FailedJob]:
     runs: dict[str, list[Run]] = defaultdict(list)
     for run in read_recorded_runs():
         if run.fault and run.truth >= 0:
@@ -114,12 +98,10 @@ def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
         if (fault.name in TEST) is not test:
             continue
         for number in range(LOGS_OF_A_TYPE[fault.kind]):
-            chance = random.Random(f"{fault.name} {number}{seed}")
+            chance = random.Random(f"{fault.name} {number}")
             run = chance.choice(runs[fault.name])
             lines, truth, own = _compose_log(run, chance)
-            yield FailedJob(
-                f"{fault.name}-{number}", run.program, fault.name, fault.kind, fault.component, truth + 1, own, lines
-            )
+            yield FailedJob(fault.name, fault.kind, fault.component, truth + 1, own, lines)
 
 
 def _compose_log(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
@@ -141,9 +123,8 @@ def _compose_log(run: Run, chance: random.Random) -> tuple[list[str], int, tuple
         others = [rank for rank in range(ranks) if rank != failing]
         chance.shuffle(others)
         cascade = [[line.replace("{rank}", str(rank)) for line in peer_loss_lines(chance, style)] for rank in others]
-    early: list[str] = []
-    if cascade and chance.random() < _EARLY_CASCADE:
-        early = [line for _ in range(chance.randrange(1, 3)) for line in cascade.pop()]
+    is_early = bool(cascade) and chance.random() < _EARLY_CASCADE
+    early = [line for _ in range(chance.randrange(1, 3)) for line in cascade.pop()] if is_early else []
     going_on = (
         run.lines[max(0, run.truth - chance.randrange(0, 30)) : run.truth] if ranks > 1 and run.truth > 40 else []
     )

@@ -3,21 +3,19 @@
 Three rule tables are compared: the shipped table; for each type a table without rows that match its lines; a table
 without rows that match lines of any test failure. Another comparison classifies the last 500 lines.
 
-`train` fits the scorer (logistic regression over facts of failures) to the training part of the corpus. `validate`
-holds out each fault type of the training part in turn; settings are chosen only by validation.
+`train` fits the scorer (logistic regression over facts of failures) to the training part of the corpus.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -51,14 +49,13 @@ def evaluate() -> None:
         found[name] = {"rows": sorted({len(rules[job.fault]) for job in jobs})}
         for side, on_last_lines in (("located", False), ("last 500 lines", True)):
             scores = found[name][side] = score_verdicts(jobs, rules, on_last_lines=on_last_lines)
-            print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
-                  f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
+            print(f"{name}, {side}: F1 {scores['f1']}, precision {scores['precision']}, {scores}", flush=True)
     injected = [job for job in jobs if job.fault in logs.held_out(logs.INJECTED, logs.SPLIT_SEED)]
     first = found["the types of the first draw"] = {
         name: score_verdicts(injected, rules) for name, rules in tables(injected).items()
     }
     for name, scores in first.items():
-        print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
+        print(f"the types of the first draw, {name}: F1 {scores['f1']}, precision {scores['precision']}")
     took_s = time.process_time()
     near = [_is_near(job, locate(job.lines)) for job in jobs]
     took_s = time.process_time() - took_s
@@ -88,11 +85,10 @@ def tables(jobs: list[FailedJob]) -> dict[str, Rules]:
     }  # fmt: skip
 
 
-def without_knowledge_of(jobs: Collection[FailedJob], rules: Sequence[FaultRule] = ROWS) -> tuple[FaultRule, ...]:
-    known: set[int] = set()
-    for line in {line for job in jobs for line in job.own}:
-        known |= {id(rule) for rule in matching_rules(line, tuple(rules))}
-    return tuple(rule for rule in rules if id(rule) not in known)
+def without_knowledge_of(jobs: Collection[FailedJob]) -> tuple[FaultRule, ...]:
+    lines = {line for job in jobs for line in job.own}
+    known = {id(rule) for line in lines for rule in matching_rules(line, ROWS)}
+    return tuple(rule for rule in ROWS if id(rule) not in known)
 
 
 def score_verdicts(
@@ -113,9 +109,9 @@ def _is_near(job: FailedJob, located: Located | None) -> bool:
     return located is not None and abs(located.first.number - job.truth) <= NEAR_LINES
 
 
-def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
+def last_lines(lines: list[str]) -> Located:
     """Return the last lines of a log as a located failure."""
-    skipped = max(0, len(lines) - count)
+    skipped = max(0, len(lines) - LAST_LINES)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())
     for line in numbered:
@@ -132,7 +128,8 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
 
 
 def _lines_per_second() -> int:
-    lines = logs.good_runs()["vision"][0]
+    good = (run.lines for run in logs.read_recorded_runs() if not run.fault and run.program == "vision")
+    lines = next(good)
     text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
     began = time.process_time()
     locate(text)
@@ -164,22 +161,10 @@ def _memory_use() -> dict[str, float]:
     }  # fmt: skip
 
 
-class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentages. F1, precision and recall are for `infrastructure`. `accuracy`: infrastructure or not, as in the
-    paper. `component`: accuracy among detected infrastructure failures.
-    """
-
-    logs: int
-    infrastructure: int
-    f1: float
-    precision: float
-    recall: float
-    accuracy: float
-    accuracy_of_three: float
-    component: float
-    located: float
-    confusion: dict[str, dict[str, int]]
-    by_type: dict[str, str]
+Scores = dict[str, Any]
+"""Percentages. F1, precision and recall are for `infrastructure`. `accuracy`: infrastructure or not, as in the paper.
+`component`: accuracy among detected infrastructure failures.
+"""
 
 
 def scores_of(verdicts: Sequence[tuple[FailedJob, Located | None, Fault | None]]) -> Scores:
@@ -197,37 +182,35 @@ def scores_of(verdicts: Sequence[tuple[FailedJob, Located | None, Fault | None]]
     true = sum(confusion[INFRASTRUCTURE].values())
     precision, recall = right / max(1, called), right / max(1, true)
     total = len(verdicts)
-    return Scores(
-        logs=total, infrastructure=true, f1=_percent(2 * precision * recall / max(1e-9, precision + recall)),
-        precision=_percent(precision), recall=_percent(recall),
-        accuracy=_percent((total - (called - right) - (true - right)) / max(1, total)),
-        accuracy_of_three=_percent(sum(row[kind] for kind, row in confusion.items()) / max(1, total)),
-        component=_percent(components / max(1, right)), located=_percent(near / max(1, total)),
-        confusion={kind: dict(row) for kind, row in sorted(confusion.items())},
-        by_type={name: f"{row[True]} of {row.total()}" for name, row in sorted(by_type.items())},
-    )  # fmt: skip
+    return {
+        "logs": total, "infrastructure": true, "f1": _percent(2 * precision * recall / max(1e-9, precision + recall)),
+        "precision": _percent(precision), "recall": _percent(recall),
+        "accuracy": _percent((total - (called - right) - (true - right)) / max(1, total)),
+        "accuracy_of_three": _percent(sum(row[kind] for kind, row in confusion.items()) / max(1, total)),
+        "component": _percent(components / max(1, right)), "located": _percent(near / max(1, total)),
+        "confusion": {kind: dict(row) for kind, row in sorted(confusion.items())},
+        "by_type": {name: f"{row[True]} of {row.total()}" for name, row in sorted(by_type.items())},
+    }  # fmt: skip
 
 
 def _percent(part: float) -> float:
     return round(100 * part, 1)
 
 
-FOLDS = 6
-PARTITIONS = 3
 LEAST_TYPES = 2
 """Minimum number of fault types with a fact, because facts of one type do not generalise."""
-RIDGE = 1e-3
-_ROUNDS = 600
-_RATE = 4.0
+RIDGE, _ROUNDS, _RATE = 1e-3, 600, 4.0
 _KINDS = list(FaultKind)
 
 
-def train_scorer(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridge: float = RIDGE) -> KindScorer:
+def train() -> None:
+    examples = [(job, located) for job in corpus(test=False) if (located := locate(job.lines)) is not None]
+    made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
     counts = [features(located) for _, located in examples]
-    types: dict[str, set[str]] = {}
+    types: dict[str, set[str]] = defaultdict(set)
     for (job, _), found in zip(examples, counts, strict=True):
         for fact in found:
-            types.setdefault(fact, set()).add(job.fault)
+            types[fact].add(job.fault)
     facts = sorted(fact for fact, having in types.items() if len(having) >= LEAST_TYPES)
     place = {fact: at for at, fact in enumerate(facts)}
     inputs = np.zeros((len(examples), len(facts)))
@@ -235,7 +218,7 @@ def train_scorer(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str,
         for fact, value in scaled({fact: count for fact, count in found.items() if fact in place}).items():
             inputs[row, place[fact]] = value
     wanted = np.array([[kind.value == job.kind for kind in _KINDS] for job, _ in examples], float)
-    each = {job.fault: sum(other.fault == job.fault for other, _ in examples) for job, _ in examples}
+    each = Counter(job.fault for job, _ in examples)
     share = np.array([1.0 / each[job.fault] for job, _ in examples])
     share /= share.sum()
     weights, bias = np.zeros((len(facts), len(_KINDS))), np.zeros(len(_KINDS))
@@ -245,47 +228,12 @@ def train_scorer(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str,
         chances = np.exp(scores - scores.max(axis=1, keepdims=True))
         chances /= chances.sum(axis=1, keepdims=True)
         wrong = (chances - wanted) * share[:, None]
-        speed_w = 0.9 * speed_w + inputs.T @ wrong + ridge * weights
+        speed_w = 0.9 * speed_w + inputs.T @ wrong + RIDGE * weights
         speed_b = 0.9 * speed_b + wrong.sum(axis=0)
         weights -= _RATE * speed_w
         bias -= _RATE * speed_b
     learned = {
         kind: {fact: round(float(weights[place[fact], at]), 3) for fact in facts} for at, kind in enumerate(_KINDS)
     }
-    return KindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
-
-
-def located_examples(jobs: Collection[FailedJob]) -> Iterator[tuple[FailedJob, Located]]:
-    for job in jobs:
-        located = locate(job.lines)
-        if located is not None:
-            yield job, located
-
-
-def validate(*, ridge: float = RIDGE) -> list[Scores]:
-    jobs = list(corpus(test=False))
-    examples = list(located_examples(jobs))
-    found = []
-    for partition in range(PARTITIONS):
-        names = sorted({job.fault for job in jobs})
-        random.Random(FOLDS + partition).shuffle(names)
-        verdicts = []
-        for fold in range(FOLDS):
-            out = frozenset(names[fold::FOLDS])
-            held = [job for job in jobs if job.fault in out]
-            rules = without_knowledge_of(held)
-            others = [each for each in examples if each[0].fault not in out]
-            scorer = train_scorer(others, made_of="a fold", ridge=ridge)
-            for job in held:
-                located = locate(job.lines, rules=rules)
-                verdicts.append((job, located, classify(located, rules=rules, scorer=scorer) if located else None))
-        found.append(scores_of(verdicts))
-        print("held out of the training part:", found[-1], flush=True)
-    return found
-
-
-def train() -> None:
-    examples = list(located_examples(list(corpus(test=False))))
-    made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.papers.schedmate train"
-    data = msgspec.json.encode(train_scorer(examples, made_of=made_of))
-    write_whole(SCORER, msgspec.json.format(data, indent=0).replace(b"\n\n", b"\n"), mode=0o644)
+    scorer = KindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
+    write_whole(SCORER, msgspec.json.format(msgspec.json.encode(scorer), indent=0).replace(b"\n\n", b"\n"), mode=0o644)

@@ -1,8 +1,7 @@
 """Isolate three pilots on one machine like on three nodes, and cause faults on these nodes. Requires root.
 
-`Nodes`: each pilot has a tmpfs as disk, a cgroup (version 1) for memory, and the stand-in GPU of tests/driver.
-`Neighbours`: processes that use memory on request. `meet`: two Gloo ranks. `failing`: strace makes system calls on one
-file fail.
+`nodes`: each pilot has a tmpfs as disk, a cgroup (version 1) for memory, and the stand-in GPU of tests/driver.
+`Neighbours`: processes that use memory on request. `failing_file`: strace makes system calls on one file fail.
 """
 
 from __future__ import annotations
@@ -27,39 +26,30 @@ DISK_MB, MEMORY_MB, DEVICE_BYTES = 32, 1800, 24 * 10**9
 PROGRAMS: dict[str, str] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
 
 
-class Nodes:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.group = CGROUPS / f"stoker-faults-{os.getpid()}"
-
-    def __enter__(self) -> Nodes:
-        for name in ("nodes", "requests", "ran", "data", "scratch", "quota"):
-            (self.folder / name).mkdir()
-        self.group.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "stoker-faults", str(self.folder / "quota")]
-        subprocess.run(mount, check=True)
-        with contextlib.suppress(OSError), open(self.folder / "quota" / "full", "wb", 0) as file:
+@contextmanager
+def nodes(folder: Path) -> Iterator[tuple[str, str]]:
+    """Prepare a folder for three isolated pilots. Yield their `worker_init` and `probe`."""
+    group = CGROUPS / f"stoker-faults-{os.getpid()}"
+    for name in ("nodes", "requests", "ran", "data", "scratch", "quota"):
+        (folder / name).mkdir()
+    group.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "stoker-faults", str(folder / "quota")]
+    subprocess.run(mount, check=True)
+    try:
+        with contextlib.suppress(OSError), open(folder / "quota" / "full", "wb", 0) as file:
             while True:
                 file.write(bytes(4096))
-        (self.folder / "probe.py").write_text(PROGRAMS["probe"])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for place in [self.folder / "quota", *(self.folder / "nodes").glob("*/tmp")]:
-            subprocess.run(["umount", "-l", str(place)], check=False)
-        for group in [*self.group.glob("n-*"), self.group]:
-            with contextlib.suppress(OSError):
-                group.rmdir()
-
-    @property
-    def worker_init(self) -> str:
-        return PROGRAMS["worker_init"].format(
-            folder=self.folder, group=self.group, disk=DISK_MB, memory=MEMORY_MB << 20, device=DEVICE_BYTES
+        (folder / "probe.py").write_text(PROGRAMS["probe"])
+        worker_init = PROGRAMS["worker_init"].format(
+            folder=folder, group=group, disk=DISK_MB, memory=MEMORY_MB << 20, device=DEVICE_BYTES
         )
-
-    @property
-    def probe(self) -> str:
-        return f"{sys.executable} -S {self.folder / 'probe.py'}"
+        yield worker_init, f"{sys.executable} -S {folder / 'probe.py'}"
+    finally:
+        for place in [folder / "quota", *(folder / "nodes").glob("*/tmp")]:
+            subprocess.run(["umount", "-l", str(place)], check=False)
+        for each in [*group.glob("n-*"), group]:
+            with contextlib.suppress(OSError):
+                each.rmdir()
 
 
 def why_not() -> str:

@@ -25,7 +25,6 @@ def _reproduce(asked: argparse.Namespace) -> str:
     store, cases = simulate.records(asked.out / RECORDS), simulate.cases()
     store.drop_others(cases)
     simulate.bring(store, cases, jobs=asked.jobs)
-    store.kept.summary = report.summary(store)
     store.write()
     report.draw(asked.out, store)
     return report.write(store)

@@ -63,12 +63,12 @@ def resampled(log_ratios: Sequence[float], *, unknown_share: float = 0.0) -> Pre
 
     def predict(durations_s: Sequence[float], chance: Stream) -> list[float]:
         median_s = statistics.median(durations_s)
-        found = []
-        for number, duration_s in enumerate(durations_s):
-            which, known = chance.uniform(2 * number), chance.uniform(2 * number + 1) >= unknown_share
-            ratio = log_ratios[int(which * len(log_ratios))]
-            found.append(duration_s * math.exp(ratio) if known else median_s)
-        return found
+        return [
+            duration_s * math.exp(log_ratios[int(chance.uniform(2 * number) * len(log_ratios))])
+            if chance.uniform(2 * number + 1) >= unknown_share
+            else median_s
+            for number, duration_s in enumerate(durations_s)
+        ]
 
     return predict
 
@@ -78,14 +78,11 @@ def our_log_ratios() -> dict[str, list[float]]:
     return dict(json.loads(OUR_ERRORS.read_text())["log_ratios"])
 
 
-def share_under_100(durations_s: Sequence[float], predictions_s: Sequence[float]) -> float:
+def error_shares(durations_s: Sequence[float], predictions_s: Sequence[float]) -> tuple[float, float]:
+    """Return the share of relative errors under 100 %, and the share within a factor of two."""
     pairs = list(zip(durations_s, predictions_s, strict=True))
-    return sum(abs(said - true) < true for true, said in pairs) / len(pairs)
-
-
-def share_within_two(durations_s: Sequence[float], predictions_s: Sequence[float]) -> float:
-    pairs = list(zip(durations_s, predictions_s, strict=True))
-    return sum(true / 2 <= said <= 2 * true for true, said in pairs) / len(pairs)
+    under = sum(abs(said - true) < true for true, said in pairs) / len(pairs)
+    return under, sum(true / 2 <= said <= 2 * true for true, said in pairs) / len(pairs)
 
 
 PAPER, LUCID = (
@@ -93,21 +90,16 @@ PAPER, LUCID = (
 )
 
 
-def log_ratios() -> dict[str, list[float]]:
-    history, rows = estimates.collection(), estimates.collection(estimates.HELD_OUT)
-    facts = estimates.facts_of([*history, *rows])
-    said = estimates.estimate_rows(rows, history, facts, apart=lambda row, other: row is not other)
-    pairs = [(said[row["name"]], row["run_s"]) for row in rows]
-    return {
-        name: [round(math.log(each[what] / run_s), 4) for each, run_s in pairs if each[what] > 0]
-        for name, what in (("estimates", "run_s"), ("average", "average"))
-    }
-
-
 def main() -> None:
     side_options(__doc__)
     about = "log(estimate / truth) of run times, collection B; made by benchmarks/papers/schedmate/scheduling/errors.py"
-    OUR_ERRORS.write_text(json.dumps({"about": about, "log_ratios": log_ratios()}) + "\n")
+    history, rows = estimates.collection(), estimates.collection(estimates.HELD_OUT)
+    said = estimates.estimate_rows(rows, history, estimates.facts_of([*history, *rows]))
+    log_ratios = {
+        name: [round(math.log(said[row["name"]][what] / row["run_s"]), 4) for row in rows if said[row["name"]][what]]
+        for name, what in (("estimates", "run_s"), ("average", "average"))
+    }
+    OUR_ERRORS.write_text(json.dumps({"about": about, "log_ratios": log_ratios}) + "\n")
 
 
 if __name__ == "__main__":

@@ -50,9 +50,8 @@ Records = Store[simulate.Case, simulate.CaseResult]
 LOAD = settings.MAIN_LOAD
 
 
-Numbers = NDArray[np.float64]
-Places = NDArray[np.int64]
-"""Indices of windows: one row in total or per resample."""
+Numbers, Places = NDArray[np.float64], NDArray[np.int64]
+"""Results; indices of windows, one row in total or per resample."""
 Of = Callable[[Places], Numbers]
 
 
@@ -65,10 +64,6 @@ class Interval(msgspec.Struct, frozen=True):
         shown = 0 if abs(self.value) >= 1000 else digits
         value, low, high = (f"{each:,.{shown}f}" for each in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
-
-    @property
-    def is_above_one(self) -> bool:
-        return self.low > 1.0
 
 
 @lru_cache(maxsize=64)
@@ -98,18 +93,9 @@ def pooled_mean(values: Sequence[float], jobs: Sequence[float]) -> Of:
     return lambda places: sums[places].sum(axis=1) / counts[places].sum(axis=1)
 
 
-def pooled_ratio(ours: Sequence[float], theirs: Sequence[float], jobs: Sequence[float]) -> Of:
-    one, other = pooled_mean(ours, jobs), pooled_mean(theirs, jobs)
-    return lambda places: one(places) / other(places)
-
-
-def geometric_mean(values: Sequence[float]) -> Of:
+def geometric_mean(values: Sequence[float] | Numbers) -> Of:
     logs = np.log(values)
     return lambda places: np.exp(logs[places].mean(axis=1))
-
-
-def mean_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Of:
-    return geometric_mean([one / other for one, other in zip(ours, theirs, strict=True)])
 
 
 class Cells:
@@ -132,32 +118,28 @@ class Cells:
             raise ValueError(f"{system} at {load:g} was not run; {run}")
         return [fmean(getattr(one, what) for one in several) for several in zip(*runs, strict=True)]
 
-    def mean_s(
-        self, system: str, what: str = "mean_s", *, load: float = LOAD, places: tuple[int, ...] | None = None
+    def mean_s(self, system: str, what: str = "mean_s", *, places: tuple[int, ...] | None = None) -> Interval:
+        return interval(pooled_mean(self.of(system, what), self.jobs), self.strata, places)
+
+    def ratio(
+        self, system: str, other: str, load: float = LOAD, places: tuple[int, ...] | None = None, *, weeks: bool = False
     ) -> Interval:
-        return interval(pooled_mean(self.of(system, what, load), self.jobs), self.strata, places)
-
-    def _both(self, system: str, other: str, load: float) -> list[list[float]]:
-        return [self.of(each, "mean_s", load) for each in (system, other)]
-
-    def ratio(self, system: str, other: str, load: float = LOAD, places: tuple[int, ...] | None = None) -> Interval:
-        ours, theirs = self._both(system, other, load)
-        return interval(pooled_ratio(ours, theirs, self.jobs), self.strata, places)
-
-    def ratio_of_weeks(self, system: str, other: str, load: float = LOAD) -> Interval:
-        ours, theirs = self._both(system, other, load)
-        return interval(mean_ratio(ours, theirs), self.strata)
+        """Return the ratio of mean times, over all jobs or by weeks."""
+        ours, theirs = (self.of(each, "mean_s", load) for each in (system, other))
+        if weeks:
+            return interval(geometric_mean(np.array(ours) / np.array(theirs)), self.strata)
+        one, two = pooled_mean(ours, self.jobs), pooled_mean(theirs, self.jobs)
+        return interval(lambda places: one(places) / two(places), self.strata, places)
 
     def typical_s(self, system: str, what: str) -> Interval:
         return interval(geometric_mean(self.of(system, what)), self.strata)
 
     def over(self, system: str, other: str, *, weeks: bool = False, load: float = LOAD) -> str:
-        """Return the text of a ratio, over all jobs or by weeks."""
-        return "1" if system == other else (self.ratio_of_weeks if weeks else self.ratio)(system, other, load).text()
+        return "1" if system == other else self.ratio(system, other, load, weeks=weeks).text()
 
     def worse_weeks(self, load: float, places: Iterable[int]) -> list[float]:
         """Return ratios of weeks in which our policy is more than 1 % slower than FIFO."""
-        ours, theirs = self._both(OURS, FIFO, load)
+        ours, theirs = (self.of(each, "mean_s", load) for each in (OURS, FIFO))
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 
     def places_of(self, cluster: str) -> tuple[int, ...]:
@@ -187,27 +169,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]]:
-    cells, found = Cells(records), dict[str, dict[str, tuple[float, float, float]]]()
-    for load in settings.LOADS:
-        for system in simulate.MAIN:
-            several = {
-                "completion_mean_s": cells.mean_s(system, load=load), "over_fifo": cells.ratio(system, FIFO, load),
-                "over_tiresias": cells.ratio(system, TIRESIAS, load),
-            }  # fmt: skip
-            found[f"{system}/{load:g}"] = {
-                name: (round(one.value, 4), round(one.low, 4), round(one.high, 4)) for name, one in several.items()
-            }
-    return found
-
-
 def bar_rows(cells: Cells) -> Rows:
-    yield [
-        "mean completion time, shortest first with our error over FIFO", cells.ratio(OURS, FIFO).text(3), "reported"
-    ]  # fmt: skip
-    yield ["mean completion time, our shortest first over Tiresias", cells.ratio(OURS, TIRESIAS).text(3), "reported"]
+    for words, other in (
+        ("shortest first with our error over FIFO", FIFO),
+        ("our shortest first over Tiresias", TIRESIAS),
+    ):
+        yield [f"mean completion time, {words}", cells.ratio(OURS, other).text(3), "reported"]
     for load in settings.LOADS:
-        jobs, weeks = cells.ratio(OURS, TIRESIAS, load), cells.ratio_of_weeks(OURS, TIRESIAS, load)
+        jobs, weeks = (cells.ratio(OURS, TIRESIAS, load, weeks=each) for each in (False, True))
         verdict = "yes" if max(jobs.high, weeks.high) < 1 else "**not reproduced**"
         bar = f"{settings.PAPER_OVER_TIRESIAS:g} of Tiresias's time (§5.3), at load {load:g}"
         yield [bar, f"{jobs.text()}; by weeks {weeks.text()}", verdict]
@@ -216,7 +185,7 @@ def bar_rows(cells: Cells) -> Rows:
         f"`{cluster}`, load {load:g}": cells.ratio(OURS, FIFO, load, cells.places_of(cluster))
         for load in settings.LOADS for cluster in dict.fromkeys(cells.strata)
     }  # fmt: skip
-    worse = "; ".join(f"{name}: {ratio.text()}" for name, ratio in everywhere.items() if ratio.is_above_one)
+    worse = "; ".join(f"{name}: {ratio.text()}" for name, ratio in everywhere.items() if ratio.low > 1.0)
     verdict = f"**no**: {worse}" if worse else f"yes, in all {len(everywhere)}"
     bar = "our policy is not worse than FIFO beyond its interval, at any load or in any virtual cluster"
     yield [bar, "", verdict]
@@ -235,11 +204,11 @@ def findings(cells: Cells) -> dict[str, str]:
         "costs": ", ".join(costs),
         "weeks": f"{len(worse)} of {count}, by {100 * (worse[-1] - 1):.0f} % at most" if worse else f"none of {count}",
         "ours_short": f"{cells.ratio(OURS, FIFO).value:.2f}",
-        "tiresias_short": f"{cells.ratio(OURS, TIRESIAS).value:.2f}",
-        "tiresias_weeks_short": f"{cells.ratio_of_weeks(OURS, TIRESIAS).value:.2f}",
-        "sjf_short": f"{cells.ratio(SJF, TIRESIAS).value:.2f}",
-        "sjf_weeks_short": f"{cells.ratio_of_weeks(SJF, TIRESIAS).value:.2f}",
-    }
+        **{
+            f"{name}{'_weeks' * weeks}_short": f"{cells.ratio(system, TIRESIAS, weeks=weeks).value:.2f}"
+            for name, system in (("tiresias", OURS), ("sjf", SJF)) for weeks in (False, True)
+        },
+    }  # fmt: skip
 
 
 def with_model() -> dict[str, Any]:
@@ -248,16 +217,14 @@ def with_model() -> dict[str, Any]:
     lines, failures, parts = kept["lines"], kept["failures"], ("f1", "precision", "accuracy")
     tables = {name: scores for name, scores in failures.items() if isinstance(scores, dict)}
     strict = failures["without rows that know the test's texts"]
-    metrics = 100 * (lines["rules and model"]["all"]["found"] - lines["rules"]["all"]["found"])
+    found = {name: each["all"]["found"] for name, each in lines.items()}
+    metrics = 100 * (found["rules and model"] - found["rules"])
     changes = (f"{part} {strict['rules and model'][part] - strict['rules'][part]:+.1f}" for part in parts)
-    met = {
-        "84 %": lines["model alone"]["all"]["found"] >= 0.84,
-        "67.7": strict["rules and model"]["f1"] >= settings.PAPER_F1,
-    }
+    met = {"84 %": found["model alone"] >= 0.84, "67.7": strict["rules and model"]["f1"] >= settings.PAPER_F1}
     return {
         "model": f"`{kept['model']}` (SmolLM2-135M-Instruct, 4 bits)",
-        "rules_found": percent(lines["rules"]["all"]["found"]),
-        "right_found": percent(lines["right answers alone"]["all"]["found"]), "rules_f1": str(strict["rules"]["f1"]),
+        "rules_found": percent(found["rules"]), "right_found": percent(found["right answers alone"]),
+        "rules_f1": str(strict["rules"]["f1"]),
         "right_f1": str(strict["an opinion that is always right"]["f1"]),
         "model_changes": ", ".join((f"metrics found {metrics:+.1f}", *changes)).replace("f1", "F1"),
         "model_bars": ", ".join(f"bar of {bar} {'met' if is_met else 'missed'}" for bar, is_met in met.items()),
@@ -329,18 +296,17 @@ def windows_rows(windows: Sequence[simulate.WindowFacts]) -> Rows:
         yield [f"`{window.cluster}`", str(window.week + 1), *jobs, *map(str, window.gpus)]
 
 
-def draw(folder: Path, records: Records) -> Path:
-    cells, path = Cells(records), folder / FIGURE
+def draw(folder: Path, records: Records) -> None:
+    cells = Cells(records)
     with style() as figure_of:
         figure = figure_of(figsize=(7.6, 3.2), layout="constrained")
         all_jobs, by_weeks = figure.subplots(1, 2, sharey=True)
         _panel(all_jobs, lambda system: cells.ratio(system, FIFO), title="over all jobs")
-        _panel(by_weeks, lambda system: cells.ratio_of_weeks(system, FIFO), title="each week alike")
+        _panel(by_weeks, lambda system: cells.ratio(system, FIFO, weeks=True), title="each week alike")
         all_jobs.set_ylabel("mean completion time over FIFO's")
         by_weeks.legend(fontsize=7.5, loc="lower right")
-        with draft_of(path) as draft:
+        with draft_of(folder / FIGURE) as draft:
             figure.savefig(draft, dpi=110, metadata={"Software": None})
-    return path
 
 
 def _panel(axes: Axes, ratio: Callable[[str], Interval], *, title: str) -> None:

@@ -18,7 +18,7 @@ import os
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -60,10 +60,6 @@ class Window(msgspec.Struct, frozen=True):
     jobs: tuple[Job, ...]
 
     @property
-    def name(self) -> str:
-        return f"{self.cluster}/{self.week}"
-
-    @property
     def gpus_at_work(self) -> float:
         week_s = settings.WINDOW_S
         return sum(job.gpus * min(job.duration_s, week_s - job.at_s) for job in self.jobs) / week_s
@@ -79,26 +75,25 @@ def missing() -> str:
 
 
 @lru_cache(maxsize=1)
-def windows(path: Path = PHILLY) -> tuple[Window, ...]:
-    with gzip.open(path, "rt") as file:
-        return tuple(windows_of(csv.DictReader(file)))
-
-
-def windows_of(rows: Iterable[dict[str, str]]) -> Iterator[Window]:
+def windows() -> tuple[Window, ...]:
     clusters: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
-    for row in rows:
-        at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()
-        clusters[row["cluster"]].append((at, float(row["duration"]), int(row["num_gpus"])))
+    with gzip.open(PHILLY, "rt") as file:
+        for row in csv.DictReader(file):
+            at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()
+            clusters[row["cluster"]].append((at, float(row["duration"]), int(row["num_gpus"])))
+    found = []
     for cluster, jobs in sorted(clusters.items()):
         jobs.sort(key=lambda job: job[0])
         weeks: dict[int, list[Job]] = defaultdict(list)
         for at, duration_s, gpus in jobs:
             week, at_s = divmod(at - jobs[0][0], settings.WINDOW_S)
             weeks[int(week)].append(Job(at_s, duration_s, gpus))
-        for week, several in sorted(weeks.items()):
-            window = Window(cluster, int(week), tuple(several))
-            if len(several) >= settings.LEAST_JOBS and window.gpus_at_work >= settings.LEAST_GPUS:
-                yield window
+        every = (Window(cluster, week, tuple(several)) for week, several in sorted(weeks.items()))
+        found += [
+            window for window in every
+            if len(window.jobs) >= settings.LEAST_JOBS and window.gpus_at_work >= settings.LEAST_GPUS
+        ]  # fmt: skip
+    return tuple(found)
 
 
 FIFO, SJF, TIRESIAS = "FIFO", "SJF", "Tiresias"
@@ -165,10 +160,6 @@ def policies_of(system: str, predictions_s: Mapping[CallId, float]) -> Policies:
     return shortest_first(expected_s=lambda call: predictions_s[call.id], skip=system in (SJF_SKIP, OURS_SKIP))
 
 
-_JOB, _GPU = "job", "GPU"
-_BYTES = Size(1)
-
-
 class Measures(msgspec.Struct, frozen=True, array_like=True):
     """Results in seconds. `wait_s`: mean of completion time minus job duration."""
 
@@ -183,16 +174,18 @@ def run(case: Case, place: int) -> Measures:
     window = windows()[place]
     policies = policies_of(case.system, predictions(window, case))
     took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(case.load))
-    return measured(window.jobs, took_s, preempted)
+    count, rising = len(took_s), sorted(took_s)
+    mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in window.jobs) / count
+    numbers = mean_s, mean_s - own_s, quantile(rising, 0.5), quantile(rising, 0.95)
+    return Measures(*(round(each, 1) for each in numbers), preempted=preempted)
 
 
 def predictions(window: Window, case: Case) -> dict[CallId, float]:
-    predict = ERRORS.get(case.system)
-    if predict is None:
+    if case.system not in ERRORS:
         return {}
     durations = [job.duration_s for job in window.jobs]
-    chance = Stream(settings.SEED + case.draw, f"{window.name}/{case.system.partition(',')[0]}")
-    return {call_of(number): said for number, said in enumerate(predict(durations, chance))}
+    chance = Stream(settings.SEED + case.draw, f"{window.cluster}/{window.week}/{case.system.partition(',')[0]}")
+    return {call_of(number): said for number, said in enumerate(ERRORS[case.system](durations, chance))}
 
 
 def call_of(number: int) -> CallId:
@@ -200,7 +193,7 @@ def call_of(number: int) -> CallId:
 
 
 def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) -> tuple[list[float], int]:
-    arrivals = [Arrival(job.at_s, _JOB, items=0, gang=(job.gpus, job.gpus), fixed_s=job.duration_s) for job in jobs]
+    arrivals = [Arrival(job.at_s, "job", items=0, gang=(job.gpus, job.gpus), fixed_s=job.duration_s) for job in jobs]
     simulation = Simulation(world(gpus), arrivals, policies)
     outcome = simulation.run(until_s=settings.LONGEST_S)
     log, ended, preempted = simulation.log, dict[int, float](), 0
@@ -215,19 +208,10 @@ def completion_times_s(jobs: tuple[Job, ...], policies: Policies, *, gpus: int) 
 
 
 def world(gpus: int) -> World:
-    source = common.fixed_source("nodes", _GPU, gpus // settings.NODE_GPUS, devices=settings.NODE_GPUS)
-    return World(
-        devices={_GPU: DeviceKind(_BYTES)}, sources=(source,),
-        contexts={_JOB: ContextModel(device_memory_bytes=_BYTES)},
-        delays=Delays(message_s=Duration(0.0), poll_s=Duration(0.0)),
-    )  # fmt: skip
-
-
-def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Measures:
-    count, rising = len(jobs), sorted(took_s)
-    mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in jobs) / count
-    p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
-    return Measures(round(mean_s, 1), round(mean_s - own_s, 1), round(p50_s, 1), round(p95_s, 1), preempted)
+    source = common.fixed_source("nodes", "GPU", gpus // settings.NODE_GPUS, devices=settings.NODE_GPUS)
+    delays = Delays(message_s=Duration(0.0), poll_s=Duration(0.0))
+    contexts = {"job": ContextModel(device_memory_bytes=Size(1))}
+    return World(devices={"GPU": DeviceKind(Size(1))}, sources=(source,), contexts=contexts, delays=delays)
 
 
 class WindowFacts(msgspec.Struct, frozen=True):
@@ -264,7 +248,6 @@ class Kept(msgspec.Struct):
     machine: str = ""
     load_average: tuple[float, float] = (0.0, 0.0)
     peak_bytes: int = 0
-    summary: dict[str, dict[str, tuple[float, float, float]]] = {}
     windows: list[WindowFacts] = []
     errors: dict[str, ErrorFacts] = {}
     runs: list[CaseResult] = []
@@ -308,6 +291,5 @@ def error_facts() -> dict[str, ErrorFacts]:
     for system in ERRORS:
         case = Case(system, settings.MAIN_LOAD)
         said = [each for window in windows() for each in predictions(window, case).values()]
-        shares = errors.share_under_100(durations, said), errors.share_within_two(durations, said)
-        found[system] = ErrorFacts(*(round(share, 4) for share in shares))
+        found[system] = ErrorFacts(*(round(share, 4) for share in errors.error_shares(durations, said)))
     return found
