@@ -1,25 +1,15 @@
 """ElasticFlow's plan (Gu et al., ASPLOS 2023): the number of devices for each job of a fixed cluster.
 
-More devices end a job sooner but cost more device time. So a job gets the fewest devices that meet its deadline (its
-*minimum satisfactory share*). Free devices are given to jobs where they add the least device time.
-
-- `minimum_shares` (progressive filling): in order of deadlines, each job gets the smallest size that meets its
-deadline on the devices not used by earlier jobs.
-- `admits`: a new job is admitted if it meets its deadline and makes no other job late.
-- `elastic`: jobs without devices get free devices first, then the job whose device time grows least per added
-device.
-
-Sizes are powers of two times the devices of a replica, so jobs fit if their sum fits (buddy allocation).
+More devices end a job sooner but cost more device time. `minimum_shares` (progressive filling): in order of deadlines,
+each job gets the fewest devices that meet its deadline (*minimum satisfactory share*). `admits`: a new job is admitted
+if it meets its deadline and makes no other job late. `elastic_sizes`: jobs without devices get free devices first, then
+the job whose device time grows least per added device. Sizes are powers of two times the devices of a replica, so jobs
+fit if their sum fits (buddy allocation).
 
 Sources: the paper's abstract, its published simulator (github.com/gudiandian/ElasticFlow-artifact), and public
-summaries. Differences from the simulator:
-
-- Time is divided at changes, not into equal slots.
-- The plan includes `start_s`, which the simulator adds to the finished plan.
-- A step may skip sizes, so a running job can return to its size.
-- A step counts the device time until the job ends, not in one slot. The smallest increase is first, as in the paper.
-- Filling proceeds forward with one size, not backward from the deadline with two sizes.
-- Only a job that makes other jobs late is refused; the simulator refuses all new jobs while any job is late.
+summaries. Differences from the simulator: time is divided at changes, not into equal slots; the plan includes
+`start_s`; a step may skip sizes, and counts the device time until the job ends, not in one slot; filling proceeds
+forward with one size, not backward from the deadline with two; only a job that makes other jobs late is refused.
 
 Times are in seconds on the manager's clock; sizes are in devices.
 """

@@ -1,8 +1,8 @@
 """INFless (Yang et al., ASPLOS 2022) for jobs on several devices: a baseline of PromptTuner (§3.2, §6.1).
 
-INFless serves inference: each model scales its own *instances* with its traffic. An instance is one library with
-separate devices. PromptTuner lets a job run on several instances. The source of INFless is not public, so the rules
-come from PromptTuner and public summaries. For a missing rule we use the best choice for INFless.
+Each model scales its own *instances* (libraries) with its traffic; PromptTuner lets a job run on several. The source of
+INFless is not public, so the rules come from PromptTuner and public summaries; for a missing rule we use the choice
+that is best for INFless. Tune `order`, `margin` and `hold` before a comparison.
 
 1. *Count*: a job gets the fewest instances that are predicted to meet its deadline, with predictions longer by
 `margin`. Missing instances are launched at once; meanwhile the job reserves idle instances.
@@ -10,18 +10,15 @@ come from PromptTuner and public summaries. For a missing rule we use the best c
 2. A job never waits for busy instances, and uses no instance of another model.
 
 3. Without enough instances and free devices the job waits, in `order`; jobs that fit overtake it. With `hold` the job
-keeps partial allocations (§3.2), and starts with fewer instances after its deadline is impossible. Otherwise two
-holding jobs could deadlock.
+keeps partial allocations (§3.2), and starts with fewer instances after its deadline is impossible, against deadlocks.
 
 4. A job that cannot meet its deadline runs on its minimum number of instances.
 
 5. *Traffic*: R arrivals per second (over `WINDOW_S`) of T instance-seconds each require R x T instances.
 
 6. *Keep-alive* (INFless' LSTH): the quantile `TAIL` of the times between arrivals, over a long and a short period,
-   mixed by `GAMMA` (0.5 in the paper). With too few arrivals it is `MOST_S`.
-   The start before the next request in the paper is omitted, because a launch takes longer here.
-
-Tune `order`, `margin` and `hold` before a comparison.
+mixed by `GAMMA` (0.5 in the paper); `MOST_S` with too few arrivals. The paper's start before the next request is
+omitted, because a launch takes longer here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """SchedMate's first two baselines (§4.3), non-preemptive: first come first served, and shortest expected run first.
 
 The queue head waits for enough free libraries, and no call overtakes the head, as in Lucid's published simulator
-(`simulation/policy/fifo.py`, `sjf.py`). With `skip`, later calls that fit may start.
-
-Calls are sorted by priority, then `expected_s`: by default the mean of earlier calls of the function, else advice on
-the context. A call of unknown length counts as short.
-
-`tiresias` shares `OneLine` and `EveryDevice`: one queue per context, and the context loaded on every device. Rounds
-plan calls after changes, at most ten times a second. A call for n libraries runs on any n free libraries.
+(`simulation/policy/fifo.py`, `sjf.py`). With `skip`, later calls that fit may start. Calls are sorted by priority, then
+`expected_s`. The context is loaded on every device, and a call for n libraries runs on any n free libraries.
 """
 
 from __future__ import annotations

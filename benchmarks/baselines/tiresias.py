@@ -4,10 +4,8 @@ The *attained service* of a call is its number of libraries times the seconds of
 to the next when its service exceeds a threshold. Calls of a queue run in order of arrival; a call that needs more
 libraries than are left is skipped. A running call without libraries in the new plan is checkpointed and waits.
 
-Settings come from Lucid's published simulator (`simulation/policy/tiresias.py`), by SchedMate's authors: two queues, a
-threshold of 18,000 GPU-seconds, no promotion of starving calls. A preempted call takes 40 s longer (60 s on more than
-eight GPUs). Two differences favour Tiresias: plans are made at each change, not every 60 s, and a call moves exactly
-at the threshold.
+Settings come from Lucid's published simulator (`simulation/policy/tiresias.py`). Two differences favour Tiresias: plans
+are made at each change, not every 60 s, and a call moves exactly at the threshold.
 """
 
 from __future__ import annotations

@@ -53,10 +53,6 @@ SYSTEMS = {
 }  # fmt: skip
 
 
-PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
-"""Systems by the name of the system within capacity."""
-
-
 class Case(msgspec.Struct, frozen=True):
     """`least`: minimum devices under scaling; 0 = no scaling. `occupies`: True if overhead keeps a device busy."""
 

@@ -1,11 +1,8 @@
 """Manage devices per runtime: replacement of instances (§4), Arlo's reallocation (§3.3), and scaling.
 
-An instance answers requests one by one. A replaced instance finishes its requests, then is out of service for one
-second, like an added device. Target tracking (§4) adds a device for the longest runtime when the 98th percentile of
-recent requests reaches 95 % of the objective, and releases the least busy device below 50 % over a minute. ST, DT
-and INFaaS use the headroom of INFaaS (§5).
-
-`serve` is the event loop. Instances answer in order, so the end of a request is known at dispatch.
+An instance answers requests one by one, in order, so the end of a request is known at dispatch. A replaced instance
+finishes its requests, then is out of service for one second, like an added device. Target tracking (§4) adds a device
+for the longest runtime, and releases the least busy device. ST, DT and INFaaS use the headroom of INFaaS (§5).
 """
 
 from __future__ import annotations

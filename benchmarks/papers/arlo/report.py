@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from benchmarks.papers.arlo import measured, settings, summary, tables, workload
-from benchmarks.papers.arlo.cases import ARLO, ARLO_IG, ARLO_ILB, PLAIN, ST, Case, Result, within_capacity
+from benchmarks.papers.arlo.cases import ARLO, ARLO_IG, ARLO_ILB, ST, Case, Measures, Result, within_capacity
 from benchmarks.papers.arlo.dispatch import dispatch_outcome, strategies
 from benchmarks.papers.arlo.measured import LIGHT, Deployed, Measured
 from benchmarks.papers.arlo.summary import Interval, What, interval_text, mean_ms, p98_ms, reduction_percent
@@ -41,7 +41,8 @@ def write(records: Store[Case, Result]) -> str:
         table_3=_table_3_rows(cells), by_load_3=cells.by_load(figures["3"]), table_4=_table_4_rows(cells, fours),
         by_latency_4=_table_4_by_latency(cells, fours), deployed=session_rows(records.kept.deployed),
         padding=padding_rows(), against_st=st_rows(cells), still=drift_rows(cells), overhead=overhead_rows(cells),
-        lower=cells.by_load(tables.lower_loads(), tables.LOWER_LOADS), table_4_apart=table_4_apart(cells),
+        lower=cells.by_load(tables.lower_loads(), tables.LOWER_LOADS),
+        table_4_apart=_by_latency_rows(cells, {name: tables.apart_4(name) for name in tables.APART_4}),
         random=random_rows(cells), rated=rated_rows(cells),
         **{
             f"rs_{devices}_{longest:g}": cells.values(
@@ -99,6 +100,10 @@ def cases_of_system(cases: Iterable[Case], system: str) -> list[Case]:
     return [case for case in cases if case.system == system]
 
 
+def late_percent(measures: Measures) -> float:
+    return 100 * measures.late
+
+
 class Cells(msgspec.Struct, frozen=True):
     """Cells of tables, as intervals over the runs of several cases."""
 
@@ -108,14 +113,11 @@ class Cells(msgspec.Struct, frozen=True):
         found = (what(result.measures) for case in cases if (result := self.of(case)) is not None)
         return interval_text(Interval.of(found), digits)
 
-    def late(self, cases: Iterable[Case]) -> str:
-        return self.values(cases, lambda one: 100 * one.late, 2)
-
     def mean_and_p98(self, cases: Sequence[Case]) -> str:
         return f"{self.values(cases, mean_ms)}; {self.values(cases, p98_ms)}"
 
     def mean_p98_late(self, cases: Sequence[Case]) -> list[str]:
-        return [self.values(cases, mean_ms), self.values(cases, p98_ms), self.late(cases)]
+        return [self.values(cases, mean_ms), self.values(cases, p98_ms), self.values(cases, late_percent, 2)]
 
     def less(self, cases: Sequence[Case], ours: str, theirs: str, what: What) -> str:
         """Return by how many percent a system is below another system, or nothing for Arlo's own variants."""
@@ -132,10 +134,6 @@ class Cells(msgspec.Struct, frozen=True):
             apart = ([c for c in cases if (c.system, c.runtimes, c.workload.rate) == key] for key in keys)
             yield [f"`{system}`", str(count), *map(self.mean_and_p98, apart)]
 
-    def by_system(self, cases: Sequence[Case]) -> list[str]:
-        systems = dict.fromkeys(case.system for case in cases)
-        return [self.mean_and_p98(cases_of_system(cases, system)) for system in systems]
-
 
 def _figure_4_rows() -> Rows:
     for name, dispatcher in strategies():
@@ -149,7 +147,7 @@ def _latency_rows(cells: Cells, name: str) -> Rows:
         own, said = cases_of_system(cases, system), tables.MEAN_LESS[name].get(NAMED.get(system, ""))
         less = (cells.less(cases, ours, system, what) for what in (mean_ms, p98_ms) for ours in tables.ARLOS)
         yield [
-            f"`{system}`", cells.values(own, mean_ms, 2), cells.values(own, p98_ms), cells.late(own),
+            f"`{system}`", cells.values(own, mean_ms, 2), cells.values(own, p98_ms), cells.values(own, late_percent, 2),
             f"{said:.1f}" if said else "", *less,
         ]  # fmt: skip
 
@@ -187,14 +185,14 @@ def _table_3_rows(cells: Cells) -> Rows:
     cases = tables.TABLES["3"]()
     for system in tables.ALLOCATIONS_3:
         mean, p98, late = cells.mean_p98_late(own := cases_of_system(cases, system))
-        said = (f"{number:,.1f}" for number in tables.TABLE_3[PLAIN.get(system, system)])
+        said = (f"{number:,.1f}" for number in tables.TABLE_3[system.removesuffix(within_capacity(""))])
         yield [f"`{system}`", *said, mean, cells.values(own, lambda one: one.p50_ms), p98, late]
 
 
 def _table_4_rows(cells: Cells, fours: Mapping[int, Sequence[Case]]) -> Rows:
     for devices, cases in fours.items():
         for system in tables.DISPATCHES_4:
-            said = (f"{number:,.1f}" for number in tables.TABLE_4[devices][PLAIN.get(system, system)])
+            said = (f"{number:,.1f}" for number in tables.TABLE_4[devices][system.removesuffix(within_capacity(""))])
             yield [f"{devices:,}", f"`{system}`", *said, *cells.mean_p98_late(cases_of_system(cases, system))]
 
 
@@ -217,10 +215,10 @@ def table_2_rows(found: Measured | None) -> Rows:
 
 
 def figure_9_rows(found: Measured | None) -> Rows:
-    every = found.dispatching if found is not None else []
-    spent = {(each.instances, each.peeked): each.ms for each in every}
-    for instances, requests in sorted({(each.instances, each.requests) for each in every}):
-        times = (f"{spent[instances, number]:.2f}" for number in sorted({each.peeked for each in every}))
+    rows: dict[tuple[int, int], list[str]] = {}
+    for each in found.dispatching if found is not None else ():
+        rows.setdefault((each.instances, each.requests), []).append(f"{each.ms:.2f}")
+    for (instances, requests), times in rows.items():
         yield [f"{instances:,}", f"{requests:,}", *times]
 
 
@@ -273,20 +271,18 @@ def _by_latency_rows(
     for name, cases in groups.items():
         for longest in latencies_of(cases):
             own = [case for case in cases if case.profile.longest_ms == longest]
-            yield [name, f"{longest:g} ms", *cells.by_system(own), *more(own)]
-
-
-def table_4_apart(cells: Cells) -> Rows:
-    return _by_latency_rows(cells, {name: tables.apart_4(name) for name in tables.APART_4})
+            systems = dict.fromkeys(case.system for case in own)
+            shown = (cells.mean_and_p98(cases_of_system(own, system)) for system in systems)
+            yield [name, f"{longest:g} ms", *shown, *more(own)]
 
 
 def rated_rows(cells: Cells) -> Rows:
+    ours = within_capacity(ARLO)
+
     def below(cases: Sequence[Case]) -> Iterator[str]:
         for theirs in map(within_capacity, (ARLO_ILB, ARLO_IG)):
-            both = (
-                reduction_percent(cells.of, cases, within_capacity(ARLO), (theirs,), what) for what in (mean_ms, p98_ms)
-            )
-            yield "; ".join(map(interval_text, both))
+            found = [reduction_percent(cells.of, cases, ours, (theirs,), what) for what in (mean_ms, p98_ms)]
+            yield "; ".join(map(interval_text, found))
 
     waves = {f"wave of {s:.0f} s": tables.rated_seconds(pattern) for pattern, s in settings.RATED_SECONDS_S.items()}
     return _by_latency_rows(cells, waves, below)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -40,12 +41,8 @@ def interval_text(interval: Interval | None, digits: int = 1) -> str:
     return MISSING if interval is None else interval.text(digits)
 
 
-def mean_ms(of: Measures) -> float:
-    return of.mean_ms
-
-
-def p98_ms(of: Measures) -> float:
-    return of.p98_ms
+mean_ms: What = attrgetter("mean_ms")
+p98_ms: What = attrgetter("p98_ms")
 
 
 def measured_pairs(
@@ -104,11 +101,15 @@ class Verdict(msgspec.Struct, frozen=True):
         return [self.bar, self.paper, *found, *[""] * (4 - len(found))]
 
 
+def verdict(bar: str, paper: str, findings: Iterable[Finding]) -> Verdict:
+    return Verdict(bar, paper, tuple(findings))
+
+
 def verdicts(records: Records) -> list[Verdict]:
     of = records.get
-    figures = [verdict for name in tables.FIXED for verdict in _mean_verdicts(of, name)]
-    tails = [verdict for pair in ("6", "10") for verdict in _p98_verdicts(of, pair)]
-    fours = [verdict for devices in tables.TRACES_4 for verdict in _table_4_verdicts(of, devices)]
+    figures = [each for name in tables.FIXED for each in _mean_verdicts(of, name)]
+    tails = [each for pair in ("6", "10") for each in _p98_verdicts(of, pair)]
+    fours = [each for devices in tables.TRACES_4 for each in _table_4_verdicts(of, devices)]
     return [
         *figures, *tails, *random_dispatch_verdicts(of), *_figure_8_verdicts(of), *_figure_11_verdicts(of),
         *_table_3_verdicts(of), *fours, *_measured_verdicts(records), session_verdict(records),
@@ -171,21 +172,19 @@ def _below_each(of: FindResult, cases: Sequence[Case], read: Reading, what: What
 def _mean_verdicts(of: FindResult, name: str) -> Iterator[Verdict]:
     cases, figure = tables.FIXED[name](), f"Figure {name}"
     for other, said in tables.MEAN_LESS[name].items():
-        found = tuple(_reduction_findings(of, cases, other, said, mean_ms))
-        yield Verdict(f"{figure}: the mean is below {other}'s by", f"{said:.1f} %", found)
-    lowest = tuple(_below_each(of, cases, read, mean_ms, "`{}` is below Arlo in {}") for read in BOTH)
-    yield Verdict(f"{figure}: the mean is below each other system's, in each run", "yes", lowest)
-    order = tuple(_order_finding(of, cases, read) for read in BOTH)
-    yield Verdict(f"{figure}: means in the order Arlo, DT, INFaaS, ST, in each run and reading", "yes", order)
+        found = _reduction_findings(of, cases, other, said, mean_ms)
+        yield verdict(f"{figure}: the mean is below {other}'s by", f"{said:.1f} %", found)
+    lowest = (_below_each(of, cases, read, mean_ms, "`{}` is below Arlo in {}") for read in BOTH)
+    yield verdict(f"{figure}: the mean is below each other system's, in each run", "yes", lowest)
+    order = (_order_finding(of, cases, read) for read in BOTH)
+    yield verdict(f"{figure}: means in the order Arlo, DT, INFaaS, ST, in each run and reading", "yes", order)
 
 
 def _p98_verdicts(of: FindResult, pair: str) -> Iterator[Verdict]:
-    cases = [case for name in (f"{pair}a", f"{pair}b") for case in tables.FIXED[name]()]
+    cases, figure = [case for part in "ab" for case in tables.FIXED[pair + part]()], f"Figure {pair}, a and b"
     for other, said in tables.TAIL_LESS[pair].items():
-        found = tuple(_reduction_findings(of, cases, other, said, p98_ms))
-        yield Verdict(
-            f"Figure {pair}, a and b: the 98th percentile is below {other}'s by", f"up to {said:.1f} %", found
-        )
+        found = _reduction_findings(of, cases, other, said, p98_ms)
+        yield verdict(f"{figure}: the 98th percentile is below {other}'s by", f"up to {said:.1f} %", found)
 
 
 def random_dispatch_verdicts(of: FindResult) -> Iterator[Verdict]:
@@ -193,14 +192,14 @@ def random_dispatch_verdicts(of: FindResult) -> Iterator[Verdict]:
     for other, theirs in tables.RANDOM_READINGS.items():
         for figure in ("6a", "10a"):
             said, cases = tables.MEAN_LESS[figure][other], tables.random_dispatch(figure)
-            means = (reduction_percent(of, cases, read(ARLO), (theirs,), mean_ms) for read in BOTH)
+            means = [reduction_percent(of, cases, read(ARLO), (theirs,), mean_ms) for read in BOTH]
             bar = f"Figure {figure}: the mean is below `{theirs}`'s by, {near}"
-            yield Verdict(bar, f"{said:.1f} %", tuple(_near_paper(said, each) for each in means))
+            yield verdict(bar, f"{said:.1f} %", map(_near_paper, (said, said), means))
         for pair in ("6", "10"):
             said = tables.TAIL_LESS[pair][other]
-            tails = (_larger_p98_reduction(of, pair, read(ARLO), theirs) for read in BOTH)
+            tails = [_larger_p98_reduction(of, pair, read(ARLO), theirs) for read in BOTH]
             bar = f"Figure {pair}, the larger of a and b: the 98th percentile is below `{theirs}`'s by, {near}"
-            yield Verdict(bar, f"up to {said:.1f} %", tuple(_near_paper(said, each) for each in tails))
+            yield verdict(bar, f"up to {said:.1f} %", map(_near_paper, (said, said), tails))
 
 
 def _larger_p98_reduction(of: FindResult, pair: str, ours: str, theirs: str) -> Interval | None:
@@ -223,17 +222,14 @@ def _table_3_verdicts(of: FindResult) -> Iterator[Verdict]:
     cases = tables.TABLES["3"]()
     for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 2)):
         systems = [(read(ARLO), read(ARLO_GLOBAL), ARLO_EVEN) for read in BOTH]
-        order = tuple(_in_all_runs(_numbers_increase(of, cases, each, what)) for each in systems)
-        yield Verdict(f"Table 3: the {name} in the order Arlo, Global, Even", "yes", order)
-        for theirs in (ARLO_EVEN, ARLO_GLOBAL):
+        order = (_in_all_runs(_numbers_increase(of, cases, each, what)) for each in systems)
+        yield verdict(f"Table 3: the {name} in the order Arlo, Global, Even", "yes", order)
+        for theirs, place in ((ARLO_EVEN, 2), (ARLO_GLOBAL, 1)):
             said = tables.TABLE_3[theirs][at] / tables.TABLE_3[ARLO][at]
-            found = []
-            for read in BOTH:
-                other = theirs if theirs == ARLO_EVEN else read(theirs)
-                both = measured_pairs(of, cases, read(ARLO), other)
-                found.append(_in_interval(said, Interval.of(what(b) / what(a) for a, b in both), unit=" times"))
+            both = (measured_pairs(of, cases, each[0], each[place]) for each in systems)
+            ratios = [Interval.of(what(b) / what(a) for a, b in pairs) for pairs in both]
             bar = f"Table 3: the {name} of `{theirs}` divided by Arlo's"
-            yield Verdict(bar, f"{said:.1f} times", tuple(found))
+            yield verdict(bar, f"{said:.1f} times", [_in_interval(said, each, unit=" times") for each in ratios])
 
 
 def _table_4_verdicts(of: FindResult, devices: int) -> Iterator[Verdict]:
@@ -241,11 +237,11 @@ def _table_4_verdicts(of: FindResult, devices: int) -> Iterator[Verdict]:
     for theirs in (ARLO_ILB, ARLO_IG):
         for name, what, at in (("mean", mean_ms, 0), ("98th percentile", p98_ms, 1)):
             by = 100 * (1 - said[ARLO][at] / said[theirs][at])
-            found = (reduction_percent(of, cases, read(ARLO), (read(theirs),), what) for read in BOTH)
-            findings = tuple(_in_interval(by, each, unit=" %") for each in found)
-            yield Verdict(f"{table}: RS's {name} is below `{theirs}`'s by", f"{by:.1f} %", findings)
-    order = tuple(_in_all_runs(_rs_is_lowest(of, cases, read)) for read in BOTH)
-    yield Verdict(f"{table}: RS's mean and 98th percentile are the lowest", "yes", order)
+            found = [reduction_percent(of, cases, read(ARLO), (read(theirs),), what) for read in BOTH]
+            bar = f"{table}: RS's {name} is below `{theirs}`'s by"
+            yield verdict(bar, f"{by:.1f} %", [_in_interval(by, each, unit=" %") for each in found])
+    order = (_in_all_runs(_rs_is_lowest(of, cases, read)) for read in BOTH)
+    yield verdict(f"{table}: RS's mean and 98th percentile are the lowest", "yes", order)
 
 
 def _rs_is_lowest(of: FindResult, cases: Sequence[Case], read: Reading) -> Iterator[bool]:
@@ -257,38 +253,37 @@ def _rs_is_lowest(of: FindResult, cases: Sequence[Case], read: Reading) -> Itera
 
 def _figure_8_verdicts(of: FindResult) -> Iterator[Verdict]:
     cases = tables.TABLES["8"]()
-    for other, several in ((name, READINGS[name]) for name in tables.FIGURE_8 if name in READINGS):
+    for other, several in READINGS.items():
         said = 100 * tables.FIGURE_8["Arlo"][0] / tables.FIGURE_8[other][0]
         pairs = [[pair for one in several for pair in measured_pairs(of, cases, read(ARLO), one)] for read in BOTH]
-        shares = (Interval.of(100 * one.devices / theirs.devices for one, theirs in each) for each in pairs)
-        found = tuple(_in_interval(said, each, unit=" %") for each in shares)
-        yield Verdict(f"Figure 8: Arlo's GPUs divided by {other}'s", f"{said:.1f} %", found)
-    fewer = tuple(_below_each(of, cases, read, lambda one: one.devices, "not below `{}` in {}") for read in BOTH)
-    yield Verdict("Figure 8: Arlo uses fewer GPUs than each other system, in each run", "yes", fewer)
+        shares = [Interval.of(100 * one.devices / theirs.devices for one, theirs in each) for each in pairs]
+        found = [_in_interval(said, each, unit=" %") for each in shares]
+        yield verdict(f"Figure 8: Arlo's GPUs divided by {other}'s", f"{said:.1f} %", found)
+    fewer = (_below_each(of, cases, read, attrgetter("devices"), "not below `{}` in {}") for read in BOTH)
+    yield verdict("Figure 8: Arlo uses fewer GPUs than each other system, in each run", "yes", fewer)
 
 
 def _figure_11_verdicts(of: FindResult) -> Iterator[Verdict]:
-    every = [case for case in tables.TABLES["11"]() if of(case) is not None]
-
-    def results(read: Reading, runtimes: int) -> dict[Any, Measures]:
+    def results(system: str, runtimes: int) -> dict[Any, Measures]:
         """Return the measures with a number of runtimes, by workload."""
-        cases = [case for case in every if (case.runtimes, case.system) == (runtimes, read(ARLO))]
+        cases = [case for case in tables.TABLES["11"]() if (case.runtimes, case.system) == (runtimes, system)]
         return {case.workload: result.measures for case in cases if (result := of(case)) is not None}
 
-    def late(read: Reading, runtimes: int) -> Interval | None:
-        return Interval.of(100 * one.late for one in results(read, runtimes).values())
-
+    by_count = {count: [results(read(ARLO), count) for read in BOTH] for count in tables.COUNTS_11}
+    late = {
+        count: [Interval.of(100 * one.late for one in each.values()) for each in both]
+        for count, both in by_count.items()
+    }
     for count, said in tables.FIGURE_11_LATE.items():
-        found = tuple(_in_interval(said, late(read, count), unit=" %", digits=2) for read in BOTH)
-        yield Verdict(f"Figure 11, {count} runtimes: requests above the objective", f"{said:.1f} %", found)
-    two = [late(read, 2) for read in BOTH]
-    served = tuple(Finding() if each is None else Finding(f"{each.text()} %", each.low > 50) for each in two)
-    yield Verdict("Figure 11, 2 runtimes: more than half of the requests are above the objective", "yes", served)
+        found = [_in_interval(said, each, unit=" %", digits=2) for each in late[count]]
+        yield verdict(f"Figure 11, {count} runtimes: requests above the objective", f"{said:.1f} %", found)
+    served = [Finding() if each is None else Finding(f"{each.text()} %", each.low > 50) for each in late[2]]
+    yield verdict("Figure 11, 2 runtimes: more than half of the requests are above the objective", "yes", served)
     said = tables.FIGURE_11[16][0] / tables.FIGURE_11[8][0]
-    both = ((results(read, 8), results(read, 16)) for read in BOTH)
+    both = zip(by_count[8], by_count[16], strict=True)
     ratios = [Interval.of(b[each].mean_ms / a[each].mean_ms for each in a if each in b) for a, b in both]
-    found = tuple(_in_interval(said, each, digits=2) for each in ratios)
-    yield Verdict("Figure 11: the mean with 16 runtimes divided by the mean with 8", f"{said:.2f}", found)
+    found = [_in_interval(said, each, digits=2) for each in ratios]
+    yield verdict("Figure 11: the mean with 16 runtimes divided by the mean with 8", f"{said:.2f}", found)
 
 
 def _measured_verdicts(records: Records) -> Iterator[Verdict]:

@@ -107,12 +107,12 @@ def rate_at(utilization: float) -> float:
 
 
 def figure_8() -> list[Case]:
-    devices, found = settings.FIRST_DEVICES, []
-    for profile, least, system in product((LARGE[0], SLOWEST), LEAST_8, MAIN):
-        rate = float(round(devices / profile.static_s(512)))
-        workload = Workload(rate, 600.0, settings.SEEDS[0], "bursty", swings=True)
-        found.append(Case(system, profile, devices, workload, least=least))
-    return found
+    devices, seed = settings.FIRST_DEVICES, settings.SEEDS[0]
+    rates = {profile: float(round(devices / profile.static_s(512))) for profile in (LARGE[0], SLOWEST)}
+    return [
+        Case(system, profile, devices, Workload(rate, 600.0, seed, "bursty", swings=True), least=least)
+        for (profile, rate), least, system in product(rates.items(), LEAST_8, MAIN)
+    ]
 
 
 def _busy(loads: Iterable[float], systems: Iterable[str], for_s: float, **more: Any) -> list[Case]:

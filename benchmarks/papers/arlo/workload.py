@@ -1,15 +1,15 @@
 """Generate requests (arrival times and lengths), and the latency of a runtime by length (§2).
 
-Latency increases in steps of 64 tokens (§3.3), linearly from the first to the last step. The latencies at 20 and 64
-tokens (§2) give the slope in a step. Lengths come from tweets in `../shared/data/lengths` (`missing`), times 512/125
-(§5), at most 512. Lengths do not drift in the two parts of the file, so we vary the share of part two: in a slow wave,
-and randomly each second. Arrivals are Poisson (`stable`) or Markov-modulated (`bursty`).
+Latency increases in steps of 64 tokens (§3.3), linearly from the first to the last step, and within a step by the ratio
+at 20 tokens (§2). Lengths come from tweets times 512/125 (§5), at most 512. They do not drift in the two parts of the
+file, so we vary the share of part two: in a slow wave, and randomly each second. Arrivals are Poisson (`stable`) or
+Markov-modulated (`bursty`).
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from math import ceil, log, pi, sin
 from random import Random
@@ -105,12 +105,8 @@ def missing() -> str:
 def read_lengths() -> tuple[list[int], list[int]]:
     with gzip.open(LENGTHS, "rt") as file:
         next(file)
-        rows = [recalibrated_length(int(line)) for line in file]
+        rows = [max(1, min(LONGEST, round(int(line) * settings.SPAN))) for line in file]
     return rows[:LONG_ROWS_FROM], rows[LONG_ROWS_FROM:]
-
-
-def recalibrated_length(tokens: int) -> int:
-    return max(1, min(LONGEST, round(tokens * settings.SPAN)))
 
 
 @lru_cache(maxsize=2)
@@ -121,7 +117,11 @@ def trace_of(workload: Workload) -> Trace:
 def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
     times = list(_arrivals(workload, Random(f"arrivals {workload.seed}")))
     rng = Random(f"lengths {workload.seed}")
-    share = _long_share(workload, rng)
+    phase, swing, wave_s = 2 * pi * rng.random(), workload.drift * settings.LONG_SWING, workload.wave_s
+
+    def share(at: float) -> float:
+        return settings.LONG_SHARE + swing * sin(2 * pi * at / wave_s + phase)
+
     lengths: list[int] = []
     at, of_second = 0, 0.0
     for arrived in times:
@@ -135,22 +135,9 @@ def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
     return Trace(times, lengths, earlier)
 
 
-def _long_share(workload: Workload, rng: Random) -> Callable[[float], float]:
-    phase, swing, wave_s = 2 * pi * rng.random(), workload.drift * settings.LONG_SWING, workload.wave_s
-
-    def share(at: float) -> float:
-        return settings.LONG_SHARE + swing * sin(2 * pi * at / wave_s + phase)
-
-    return share
-
-
 def _arrivals(workload: Workload, rng: Random) -> Iterator[float]:
-    for begin, end, rate in _burst_intervals(workload, rng):
-        at = begin
-        while True:
-            at -= log(1.0 - rng.random()) / rate
-            if at >= end:
-                break
+    for at, end, rate in _burst_intervals(workload, rng):
+        while (at := at - log(1.0 - rng.random()) / rate) < end:
             yield at
 
 

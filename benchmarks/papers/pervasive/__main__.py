@@ -48,10 +48,8 @@ def _check(ask: argparse.ArgumentParser, asked: argparse.Namespace) -> None:
     try:
         if asked.keep_fits:
             asked.kept = msgspec.json.decode(path.read_bytes(), type=Kept)
-    except OSError as error:
-        ask.error(f"--keep-fits: {path} cannot be read ({error.strerror}); leave --keep-fits out to search for sets")
-    except msgspec.DecodeError as error:
-        ask.error(f"--keep-fits: {path} has no parameter sets: {error}")
+    except (OSError, msgspec.DecodeError) as error:
+        ask.error(f"--keep-fits: {path} cannot be read ({error}); leave --keep-fits out to search for sets")
 
 
 def _reproduce(asked: argparse.Namespace) -> str:

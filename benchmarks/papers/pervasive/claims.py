@@ -1,10 +1,6 @@
 """Compare predicted numbers of Figures 8 and 9 with the paper.
 
-The ratio of Figure 8 divides full by partial runs with equal parameters, call size and first loss. The section on
-Figure 9 compares completed inferences with capacity.
-
-Figure 6 gives the rate of all GPUs, and the text gives the time of each loss, so the result of Figure 8 is linear in
-the share of TITANs.
+The ratio of Figure 8 divides full by partial runs with equal parameters, call size and first loss.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """Fit parameter sets to Figures 6 and 7, with a fast closed form of the static runs.
 
-In the closed form twenty workers take tasks of constant time from one queue. The last task starts at the first time
-when all workers together can have started all tasks. The simulator checks the sets.
+In the closed form twenty workers take tasks of constant time from one queue. The simulator checks the sets.
 
-Seven numbers do not determine ten unknowns. We draw many starts within the bounds, and improve each start only until
-every error is below a limit; longer searches would end in one corner of the bounds. We keep the sets that are farthest
-apart (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the rounding error of
-the text (2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
-
-Bounds are physical. *Loads*: 3.7 GB of weights and an environment of 10.5 GB with 10 GB of memory (§4.1), from a shared
-disk. *Slowdown of the older GPU*: 1 if the host is the limit, 1.25 by memory bandwidth, 2.8 by 32-bit arithmetic, 6
-with tensor cores. *`warm_items`*: the first inferences of a process are slower.
+Seven numbers do not determine ten unknowns. We draw many starts within the physical bounds, and improve each start only
+until every error is below a limit; longer searches would end in one corner of the bounds. We keep the sets that are
+farthest apart (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the rounding
+error of the text (2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
 """
 
 from __future__ import annotations
@@ -188,9 +183,8 @@ def _improve_parameters(parameters: Parameters, chance: Stream, *, limit: float)
                 changes[name] = getattr(parameters, name) * math.exp(size * chance.normal(number))
         number += 1
         tried = msgspec.structs.replace(parameters, **changes)
-        if is_possible(tried):
-            if (score := _error_score(tried)) < value:
-                parameters, value = tried, score
+        if is_possible(tried) and (score := _error_score(tried)) < value:
+            parameters, value = tried, score
         size = max(0.003, size * 0.998)
     return parameters
 

@@ -1,27 +1,19 @@
 """Predict Figures 8, 9a and 9b from parameters fitted only to Figures 6 and 7.
 
-A prediction is a range over parameter sets and over unspecified details. No detail uses end times of runs in the
-paper.
+A prediction is a range over parameter sets, sizes of calls and unspecified details. No detail uses end times of runs in
+the paper.
 
-- Figure 8: the first GPU is lost at 900 s or a minute later. Under full awareness three GPUs of one kind dropped out
-"early".
-
-- Figure 9a: from 4 to 20 GPUs, one GPU per one, two or four minutes, evenly or slowly at first; half A10s and half
-TITANs, or mixed as in the cluster.
-
+- Figure 8: the first GPU is lost at 900 s or a minute later. Under full awareness three GPUs of one kind go early.
+- Figure 9a: from 4 to 20 GPUs in a ramp; half A10s and half TITANs, or mixed as in the cluster.
 - Figure 9b: 186 GPUs after 100 to 600 s; speeds of six kinds.
 
-- Inferences per call (100 in §4.2, 100 and 1,000 in §4.3).
-
-The partial run of Figure 8 is also simulated with nodes whose workers share a disk, as an upper limit of this effect.
-Workers of a node load together; a worker that loads alone reads for `reads / gpus` of the usual load time.
+The partial run of Figure 8 is also simulated with nodes whose workers share a disk, as an upper limit of this effect: a
+worker that loads alone reads for `reads / gpus` of the usual load time.
 
 The *distance* in Figure 9 is the maximum difference between completed inferences and a line proportional to capacity,
 as a share of all inferences. Capacity counts each GPU by its inferences per second. *Connected*: from the connection
 of a worker to the end of the run. *Hot*: while the context is loaded, until the last dispatch. *Evenly*: like *hot*,
 with the inferences of a call spread over its run.
-
-`scenario_texts` writes the runs as scenarios: `stoker simulate context-paper-8`.
 """
 
 from __future__ import annotations
@@ -58,10 +50,7 @@ class Distance(msgspec.Struct, frozen=True):
 
 def distance_from_capacity(log: EventLog, rates: Mapping[int, float]) -> Distance:
     """Return the distances of a run without lost pilots. `rates`: inferences per second by pilot number."""
-    connected: list[tuple[float, float]] = []
-    hot: list[tuple[float, float]] = []
-    ends: list[tuple[float, float]] = []
-    paces: list[tuple[float, float]] = []
+    connected, hot, ends, paces = (list[tuple[float, float]]() for _ in range(4))
     begun: dict[int, float] = {}
     handed_out_s = 0.0
     for at_s, what, call, pilot, items in zip(log.at_s, log.what, log.call, log.pilot, log.value, strict=True):
@@ -75,7 +64,7 @@ def distance_from_capacity(log: EventLog, rates: Mapping[int, float]) -> Distanc
             ends.append((at_s, items))
             pace = items / (at_s - begun[call])
             paces += [(begun[call], pace), (at_s, -pace)]
-    end_s = log.at_s[-1] if len(log) else 0.0
+    end_s = log.at_s[-1]
     return Distance(
         connected=_farthest_from_capacity(connected, jumps=ends, until_s=end_s),
         hot=_farthest_from_capacity(hot, jumps=ends, until_s=handed_out_s),
@@ -110,8 +99,6 @@ def _farthest_from_capacity(
             done += change
             points.append((integral, done))
     last_integral, last_done = points[-1]
-    if not last_integral or not last_done:
-        return 0.0
     slope = last_done / last_integral
     return max(abs(done - slope * integral) for integral, done in points) / last_done
 
@@ -272,11 +259,9 @@ def simulate_shared_disks(parameters: Parameters) -> Shared:
         simulation, _ = _simulated(parameters, pools, Awareness.DISK, until_s=until_s, sharing=nodes)
         return Preempted(nodes, from_s, float(simulation.client.items_done))
 
-    first = paper.PREEMPTED_FROM_S
-    runs = []
-    for nodes in NODES:
-        by_node = msgspec.structs.replace(nodes, spread=False)
-        runs += [preempted(nodes, first), preempted(nodes, first + paper.PREEMPTED_EVERY_S), preempted(by_node, first)]
+    first, later = paper.PREEMPTED_FROM_S, paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S
+    cases = ((nodes, by_node, from_s) for nodes in NODES for by_node, from_s in ((0, first), (0, later), (1, first)))
+    runs = [preempted(msgspec.structs.replace(nodes, spread=not by_node), from_s) for nodes, by_node, from_s in cases]
     static = (_simulated(parameters, worlds.static_pools(), Awareness.DISK, sharing=nodes)[1] for nodes in NODES)
     return Shared(tuple(static), tuple(runs))
 
@@ -322,24 +307,20 @@ _LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (
 
 
 def scenario_texts(parameters: Parameters) -> dict[str, str]:
+    """Return the runs as scenarios: `stoker simulate context-paper-8`."""
     found = {}
     for figure, about, pools, batch, until_s in _figure_runs():
+        name, comment = f"context-paper-{figure}", ""
         made = Scenario(
-            name=f"context-paper-{figure}", about=f"Figure {figure} of the context paper: {about}",
-            world=worlds.world(parameters, pools), workload=worlds.sweep_calls(batch), seeds=1,
-            until_s=Duration(until_s),
+            name=name, about=f"Figure {figure} of the context paper: {about}", world=worlds.world(parameters, pools),
+            workload=worlds.sweep_calls(batch), seeds=1, until_s=Duration(until_s),
         )  # fmt: skip
-        found[f"{made.name}.toml"] = _HEAD + _baseline_comment(figure) + scenario_to_toml(made)
+        if figure in _LESSER:
+            lesser = [f"  --policy {BASELINES[worlds.POLICIES[level]]}" for level in _LESSER[figure]]
+            command = " \\\n#   ".join([f"stoker simulate {name} --policy default", *lesser])
+            comment = f"# The paper's lesser versions beside it, in a clone of Stoker's repository:\n#   {command}\n"
+        found[f"{name}.toml"] = _HEAD + comment + scenario_to_toml(made)
     return found
-
-
-def _baseline_comment(figure: str) -> str:
-    lesser = [BASELINES[worlds.POLICIES[level]] for level in _LESSER.get(figure, ())]
-    if not lesser:
-        return ""
-    lines = [f"stoker simulate context-paper-{figure} --policy default", *(f"  --policy {name}" for name in lesser)]
-    command = "".join(f"#   {line}" for line in " \\\n".join(lines).splitlines(keepends=True))
-    return f"# The paper's lesser versions beside it, in a clone of Stoker's repository:\n{command}\n"
 
 
 def _figure_runs() -> Iterator[tuple[str, str, worlds.Pools, int, float]]:

@@ -7,7 +7,7 @@ its last step.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -99,7 +99,7 @@ class Log:
     values: dict[str, float]
 
 
-def run(form: str, seed: int, lines_of: Format, *, header: Iterable[str] | None = None) -> Log:
+def run(form: str, seed: int, lines_of: Format) -> Log:
     chance = random.Random(f"{form}-{seed}")
     state = State(
         chance=chance, epochs=chance.choice((3, 5, 10, 90)), per_epoch=chance.randrange(100, 900),
@@ -107,7 +107,7 @@ def run(form: str, seed: int, lines_of: Format, *, header: Iterable[str] | None 
         batch=chance.choice((16, 32, 64, 256)), tokens=chance.choice((512, 2048)), every=chance.choice((5, 10, 20)),
     )  # fmt: skip
     last = chance.randrange(state.per_epoch // 2, min(state.total, 6 * state.per_epoch) - 1)
-    lines = [(0.0, line.format(total=state.total)) for line in header or ()]
+    lines = [(0.0, line.format(total=state.total)) for line in HEADERS.get(form, ())]
     values: dict[str, float] = {}
     for _ in _steps(state, last):
         if state.printed or form in _PRINTS_MORE:

@@ -40,7 +40,7 @@ while channel.recv(65536):
 """
 
 
-def run(what: str, folder: Path, *, seconds: float = SECONDS) -> dict[str, float]:
+def run(what: str, folder: Path) -> dict[str, float]:
     session = SessionFolder(folder / what)
     session.make()
     link = AdvisorLink(session, watch=lambda _: None, unwatch=lambda _: None)
@@ -53,7 +53,7 @@ def run(what: str, folder: Path, *, seconds: float = SECONDS) -> dict[str, float
     answered = asked = kills = 0
     began = time.monotonic()
     ask_at = kill_at = began
-    while (now := time.monotonic()) < began + seconds:
+    while (now := time.monotonic()) < began + SECONDS:
         clock, cpu = time.perf_counter(), time.thread_time()
         if now >= ask_at:
             asked += 1

@@ -1,9 +1,8 @@
 """Evaluate locator and classifier on the test part, whose fault types are not in training (SchedMate, Table 4).
 
 Three rule tables are compared: the shipped table; for each type a table without rows that match its lines; a table
-without rows that match lines of any test failure. Another comparison classifies the last 500 lines.
-
-`train` fits the scorer (logistic regression over facts of failures) to the training part of the corpus.
+without rows that match lines of any test failure. Another comparison classifies the last 500 lines. `train` fits the
+scorer (logistic regression over facts of failures) to the training part of the corpus.
 """
 
 from __future__ import annotations

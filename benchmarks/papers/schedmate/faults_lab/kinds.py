@@ -33,11 +33,6 @@ class Run(NamedTuple):
     case: Case
     strikes: bool
     node: str
-    requests: str
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.node)
 
 
 class Device:
@@ -99,8 +94,8 @@ def device(operator: str) -> Device:
 
 
 def run_case(device: Device, case: Case) -> str:
-    node, requests = os.environ["FAULTS_NODE"], os.environ["FAULTS_REQUESTS"]
-    surroundings.dismiss_neighbour(requests, os.path.basename(node))
+    node = os.environ["FAULTS_NODE"]
+    surroundings.dismiss_neighbour()
     Path(node, "sick").unlink(missing_ok=True)
     for left in Path(os.environ["TMPDIR"]).glob("out-*"):  # Files of a failed call.
         shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -111,7 +106,7 @@ def run_case(device: Device, case: Case) -> str:
         log.seek(0)
         pilots = log.read().split()
     kind = FAULTS.get(case.kind) or MISTAKES[case.kind]
-    kind.act(device, Run(case, pilots[0] == pilots[-1] or case.kind in MISTAKES, node, requests))
+    kind.act(device, Run(case, pilots[0] == pilots[-1] or case.kind in MISTAKES, node))
     return pilots[-1]
 
 
@@ -126,7 +121,9 @@ def _kind_of_messages(group: str) -> Kind:
 
 
 def _lose_gpu(device: Device, run: Run) -> None:
-    if run.strikes and run.case.variant == "lost (NVML)":
+    if not run.strikes:
+        return
+    if run.case.variant == "lost (NVML)":
         kept = os.environ["STANDIN_NVML"]  # The pilot still sees a working GPU and keeps it.
         lost = Path(run.node, "lost.json")
         lost.write_text(Path(kept).read_text().replace('"memory"', '"state": "lost", "memory"'))
@@ -135,9 +132,9 @@ def _lose_gpu(device: Device, run: Run) -> None:
             device.free_and_total()
         finally:
             os.environ["STANDIN_NVML"] = kept
-    elif run.strikes and run.case.variant in MESSAGES["lost"]:
+    elif run.case.variant in MESSAGES["lost"]:
         device.strike(*MESSAGES["lost"][run.case.variant])
-    elif run.strikes:
+    else:
         Path(run.node, "sick").write_text(str(time.time() + SICK_S))
         device.strike(*MESSAGES["sick"][run.case.variant])
 
@@ -162,7 +159,7 @@ def _write_to_full_disk(_device: Device, run: Run) -> None:
     library, kept = run.case.variant.split(", ")
     folder = os.environ["TMPDIR"]
     if run.strikes:
-        surroundings.request_neighbour(run.requests, run.name, "disk", folder, kept)
+        surroundings.request_neighbour("disk", folder, kept)
     _write(library, f"{folder}/out-{run.case.number}")
 
 
@@ -175,7 +172,7 @@ def _exhaust_device_memory(device: Device, run: Run) -> None:
     device.hold(2 * GB)
     if run.strikes:
         place, uuid = f"{run.node}/use.d", os.environ["CUDA_VISIBLE_DEVICES"]
-        surroundings.request_neighbour(run.requests, run.name, "device", place, uuid, 19 * 10**9)
+        surroundings.request_neighbour("device", place, uuid, 19 * 10**9)
         device.allocate(4 * GB)
 
 
@@ -183,7 +180,7 @@ def _exhaust_host_memory(_device: Device, run: Run) -> None:
     Path("/proc/self/oom_score_adj").write_text("900")  # The kernel then kills this process, not the pilot.
     try:
         if run.strikes:
-            surroundings.request_neighbour(run.requests, run.name, "memory", os.environ["FAULTS_GROUP"], 200 << 20)
+            surroundings.request_neighbour("memory", os.environ["FAULTS_GROUP"], 200 << 20)
         kept = bytearray(b"x") * (400 << 20)
         del kept
     finally:
@@ -272,9 +269,7 @@ def _own_peer(_device: Device, run: Run) -> None:
     surroundings.run_gloo_operation(place, run.case.variant, peer="raises")
 
 
-_OPENED = tuple(
-    f"{library}, {when}" for when in surroundings.CALLS for library in files.READERS if when in ("open", "read")
-)
+_OPENED = tuple(f"{library}, {when}" for when in ("open", "read") for library in files.READERS)
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
 """numpy.fromfile treats a failed read as the end of the file."""
 FAULTS: dict[str, Kind] = {

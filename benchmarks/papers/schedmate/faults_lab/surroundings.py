@@ -1,7 +1,7 @@
 """Isolate three pilots on one machine like on three nodes, and cause faults on these nodes. Requires root.
 
 `nodes`: each pilot has a tmpfs as disk, a cgroup (version 1) for memory, and the stand-in GPU of tests/driver.
-`Neighbours`: processes that use memory on request. `failing_file`: strace makes system calls on one file fail.
+`neighbours`: processes that use memory on request. `failing_file`: strace makes system calls on one file fail.
 """
 
 from __future__ import annotations
@@ -70,16 +70,20 @@ EVERY_S = 0.01
 _WAITS = "print('ready', flush=True)\nsys.stdin.read()\n"
 
 
-def request_neighbour(requests: str, node: str, kind: str, *arguments: object) -> None:
-    file = Path(requests) / f"{node}.json"
+def _request_file() -> Path:
+    return Path(os.environ["FAULTS_REQUESTS"], f"{Path(os.environ['FAULTS_NODE']).name}.json")
+
+
+def request_neighbour(kind: str, *arguments: object) -> None:
+    file = _request_file()
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps([kind, *map(str, arguments)]))
     draft.rename(file)
     _wait_for_file(file.with_suffix(".ready"), there=True)
 
 
-def dismiss_neighbour(requests: str, node: str) -> None:
-    file = Path(requests) / f"{node}.json"
+def dismiss_neighbour() -> None:
+    file = _request_file()
     file.unlink(missing_ok=True)
     _wait_for_file(file.with_suffix(".ready"), there=False)
 
@@ -92,51 +96,45 @@ def _wait_for_file(file: Path, *, there: bool) -> None:
         time.sleep(EVERY_S)
 
 
-class Neighbours:
-    def __init__(self, requests: Path) -> None:
-        self._requests = requests
-        self._here: dict[Path, subprocess.Popen[bytes]] = {}
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self.count = 0
+@contextmanager
+def neighbours(requests: Path) -> Iterator[list[str]]:
+    """Start the processes that pilots request, and end those that pilots dismiss. Yield the list of started kinds."""
+    here: dict[Path, subprocess.Popen[bytes]] = {}
+    started, ends = list[str](), threading.Event()
 
-    def __enter__(self) -> Neighbours:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-        for file in list(self._here):
-            self._end(file)
-
-    def _serve(self) -> None:
-        while not self._ends.wait(EVERY_S):
-            for file in [file for file in self._here if not file.exists()]:
-                self._end(file)
-            for file in self._requests.glob("*.json"):
-                if file not in self._here:
-                    self._begin(file)
-
-    def _begin(self, file: Path) -> None:
-        try:
-            kind, *arguments = json.loads(file.read_text())
-        except FileNotFoundError:
-            return
+    def begin(file: Path) -> None:
+        kind, *arguments = json.loads(file.read_text())
         command = [sys.executable, "-S", "-c", PROGRAMS[kind] + _WAITS, *arguments]
         path = {"PATH": os.environ["PATH"]}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=path)
         assert process.stdout is not None
         if process.stdout.readline() != b"ready\n":
             raise SystemExit(f"the neighbour {kind} could not begin")
-        self._here[file] = process
-        self.count += 1
+        here[file] = process
+        started.append(kind)
         file.with_suffix(".ready").touch()
 
-    def _end(self, file: Path) -> None:
-        process = self._here.pop(file)
-        process.communicate()
+    def end(file: Path) -> None:
+        here.pop(file).communicate()
         file.with_suffix(".ready").unlink(missing_ok=True)
+
+    def serve() -> None:
+        while not ends.wait(EVERY_S):
+            for file in [file for file in here if not file.exists()]:
+                end(file)
+            for file in set(requests.glob("*.json")) - here.keys():
+                with contextlib.suppress(FileNotFoundError):  # It was dismissed meanwhile.
+                    begin(file)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield started
+    finally:
+        ends.set()
+        thread.join()
+        for file in list(here):
+            end(file)
 
 
 OPERATIONS: dict[str, tuple[Callable[[Any, Any], None], str]] = {

@@ -1,15 +1,12 @@
 """Draw errors of predicted durations for each job, from distributions of log(prediction / truth).
 
-- *Ours*: the errors of 108 estimates (`our_errors.json`), or errors of the plain average of the paper.
-
+- *Ours*: the errors of 108 estimates (`our_errors.json`; `python -m benchmarks.papers.schedmate.scheduling.errors`
+  writes it), or errors of the plain average of the paper.
 - *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both are lognormal with E[truth /
   prediction] = 1, so a spread s shifts the mean by s^2 / 2. P(log ratio < log 2) = share then gives s = 0.52 and 1.91.
-  With a correct median and the share within a factor of two, s = 0.47 and 1.96.
-
 - *Shuffled*: each job has the duration of another job.
 
-A common factor does not change the order of jobs. `python -m benchmarks.papers.schedmate.scheduling.errors` writes
-`our_errors.json`.
+A common factor does not change the order of jobs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Write `docs/reproduction/schedmate.md` and its figure from the records.
 
-Means and ratios over windows have intervals from a paired bootstrap. The unit is a week of a virtual cluster. Weeks are
-drawn with replacement within each virtual cluster, the same weeks for each system. An interval contains the middle
-95 % of 2,000 numbers.
+Intervals are from a paired bootstrap: weeks are drawn with replacement within each virtual cluster, the same weeks for
+each system. An interval contains the middle 95 % of 2,000 numbers.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ Records = Store[simulate.Case, simulate.CaseResult]
 LOAD = settings.MAIN_LOAD
 
 
-Numbers, Places = NDArray[np.float64], NDArray[np.int64]
-"""Results; indices of windows, one row in total or per resample."""
+Numbers = NDArray[np.float64]
+Places = NDArray[np.int64]
+"""Indices of windows: one row in total or per resample."""
 Of = Callable[[Places], Numbers]
 
 

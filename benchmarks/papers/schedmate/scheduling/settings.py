@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-FIXED_ON = "2026-11-26"
+FIXED_ON, SEED = "2026-11-26", 20261126
 
-WINDOW_S = 7 * 86_400.0
-"""A window is a week of a virtual cluster from its first job; the cluster starts empty; the last job ends the run."""
-LEAST_JOBS = 100
-LEAST_GPUS = 4.0
-"""Minimum jobs and mean busy GPUs of a week, because jobs in smaller weeks never wait. All other weeks are used."""
-
-NODE_GPUS = 8
-MAIN_LOAD = 0.8
-LOADS = (0.6, 0.8, 0.95)
-"""Loads. The GPUs of a window are the GPU-seconds in the week divided by seconds and load, rounded up to whole pilots,
-and at least the GPUs of the largest job.
+WINDOW_S, LEAST_JOBS, LEAST_GPUS = 7 * 86_400.0, 100, 4.0
+"""A window is a week of a virtual cluster from its first job, with at least these jobs and mean busy GPUs, because jobs
+in smaller weeks never wait. The cluster starts empty, and the last job ends the run.
 """
-
+NODE_GPUS, MAIN_LOAD, LOADS = 8, 0.8, (0.6, 0.8, 0.95)
 DRAWS = 3
 """Number of error draws per window, which are averaged."""
-SEED = 20261126
 
 PAPER_SHARE, LUCID_SHARE = 0.857, 0.277
 """Shares of relative errors under 100 % (§5.4)."""
@@ -32,13 +23,11 @@ SPREADS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 UNKNOWN_SHARE = 0.3
 """Share of jobs without an estimate in one system."""
 
-TIRESIAS_THRESHOLDS_GPU_S = (18_000.0,)
-TIRESIAS_OTHER_GPU_S = (3_250.0, 7_200.0)
+TIRESIAS_THRESHOLDS_GPU_S, TIRESIAS_OTHER_GPU_S = (18_000.0,), (3_250.0, 7_200.0)
 """Thresholds of the published simulators of Lucid and of Tiresias."""
 TIRESIAS_RESTART_S = (40.0, 60.0)
 """Extra seconds of a preempted job on up to 8 GPUs, and on more GPUs, from Lucid's simulator."""
 
-RESAMPLES = 2_000
-CONFIDENCE = 0.95
+RESAMPLES, CONFIDENCE = 2_000, 0.95
 LONGEST_S = 400 * 86_400.0
 """Maximum simulated seconds of a window; a longer run is an error."""

@@ -1,12 +1,11 @@
 """Simulate a window under one of the compared policies, with the real cores in virtual time.
 
 A job is a gang call with the duration in the trace and one library per GPU. Starts take no time, except restarts under
-Tiresias. A gang may span pilots of eight GPUs. The record has results by case and window, without single jobs.
+Tiresias. A gang may span pilots of eight GPUs.
 
-A window has the jobs of a week of a virtual cluster of Microsoft's Philly clusters. The file in `../shared/data/philly`
-(`missing`) is from the artifact of Sia: 77,456 rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp
-counts as arrival. These jobs keep 4 to 29 % of the nodes busy (artifact of QSSF), so the GPUs of a window are computed
-from its jobs and a load (`gpus_at`).
+A window has the jobs of a week of a virtual cluster of Microsoft's Philly clusters, from the artifact of Sia: 77,456
+rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp counts as arrival. These jobs keep 4 to 29 % of
+the nodes busy (artifact of QSSF), so the GPUs of a window are computed from its jobs and a load (`gpus_at`).
 """
 
 from __future__ import annotations
@@ -176,8 +175,8 @@ def run(case: Case, place: int) -> Measures:
     took_s, preempted = completion_times_s(window.jobs, policies, gpus=window.gpus_at(case.load))
     count, rising = len(took_s), sorted(took_s)
     mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in window.jobs) / count
-    numbers = mean_s, mean_s - own_s, quantile(rising, 0.5), quantile(rising, 0.95)
-    return Measures(*(round(each, 1) for each in numbers), preempted=preempted)
+    p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
+    return Measures(round(mean_s, 1), round(mean_s - own_s, 1), round(p50_s, 1), round(p95_s, 1), preempted)
 
 
 def predictions(window: Window, case: Case) -> dict[CallId, float]:
