@@ -26,7 +26,6 @@ class ElasticFlow(InRounds):
         self._admitted: dict[int, bool] = {}
         self._sizes: dict[int, int] = {}
         self._places: dict[int, list[Place]] = {}
-        """Devices of the libraries of each call."""
         self._sent: set[int] = set()
         self._evicted: set[int] = set()
         """Evicted calls that have not stopped yet."""

@@ -37,7 +37,6 @@ from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies,
 
 _ENOUGH = 8
 _RECENT = 20
-"""Number of recent jobs in the average of predicted times."""
 _LOOK_AGAIN_S = 1.0
 """Seconds between rounds while calls wait, because deadlines become impossible and traffic decreases with time."""
 WINDOW_S, LONG_S, SHORT_S, LEAST_S, MOST_S = 60.0, 3600.0, 300.0, 10.0, 60.0
@@ -66,7 +65,6 @@ class Traffic:
         return math.ceil(count / WINDOW_S * self._instance_s) if count > 1 else 0
 
     def keep_s(self, now: float) -> float:
-        """Return the keep-alive time of an idle instance."""
         long_s, short_s = (self._gap_s(now, over_s=seconds) for seconds in (LONG_S, SHORT_S))
         if long_s is None:
             return MOST_S

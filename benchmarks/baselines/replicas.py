@@ -124,7 +124,6 @@ def item_times_s(call: Call) -> dict[int, float] | None:
 
 
 def share_left(view: View, call: Call) -> float:
-    """Return the maximum share of items that a call may still run."""
     said, features = view.reports.get(call.id), call.spec.features
     items = float(features.items) if features is not None else 1.0
     total = said.total if said is not None and said.total > 0 else max(1.0, items)

@@ -70,8 +70,6 @@ def known_run_s(call: Call) -> float:
 
 
 class InOrder(OneLine):
-    """Dispatch in order of priority, `expected_s`, arrival."""
-
     def __init__(self, *, expected_s: Callable[[Call], float], skip: bool) -> None:
         self.expected_s, self.skip = expected_s, skip
         self._lines: dict[Context, list[_Entry]] = {}

@@ -19,9 +19,8 @@ from stoker.manager.core.nouns import Call, CallState, Context, LibraryState
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, Provisioning, Timer, View
 from stoker.manager.policies.provisioning import KeepBlocks
 
-THRESHOLDS_GPU_S = (18_000.0,)
-RESTART_S, WIDE_RESTART_S, WIDE_FROM = 40.0, 60.0, 9
-"""Seconds to resume a call; seconds to resume a wide call; minimum GPUs of a wide call."""
+WIDE_FROM = 9
+"""Minimum GPUs of a wide call."""
 _ROUNDING_S = 1e-3
 
 
@@ -48,9 +47,8 @@ class Tiresias(OneLine):
     """`restart_s`: extra seconds of a preempted call, on few GPUs and on many."""
 
     def __init__(
-        self, *, thresholds_gpu_s: Sequence[float] = THRESHOLDS_GPU_S,
-        restart_s: tuple[float, float] = (RESTART_S, WIDE_RESTART_S),
-    ) -> None:  # fmt: skip
+        self, *, thresholds_gpu_s: Sequence[float] = (18_000.0,), restart_s: tuple[float, float] = (40.0, 60.0)
+    ) -> None:
         self.thresholds_gpu_s, self.restart_s = tuple(thresholds_gpu_s), restart_s
         self.jobs: dict[int, Job] = {}
         self._queues: dict[Context, list[list[Job]]] = {}

@@ -44,7 +44,6 @@ class HeapLevel:
         del self.loads[instance]
 
     def head(self) -> tuple[int, int]:
-        """Return the least load and its instance."""
         heap, loads = self._heap, self.loads
         while True:
             load, _, instance = heap[0]
@@ -106,8 +105,6 @@ Choose = Callable[[Sequence[Any], Sequence[int], int], int]
 
 
 class Dispatcher:
-    """Instances of every runtime with their loads."""
-
     def __init__(self, runtimes: Runtimes, level: Callable[[], Any], choose: Choose) -> None:
         self._lengths, self._capacities = ([each[at] for each in runtimes] for at in (0, 1))
         self._levels = [level() for _ in runtimes]

@@ -85,7 +85,6 @@ class Fleet:
     def __init__(self, dispatcher: Dispatcher, rows: Sequence[Sequence[float]]) -> None:
         self.dispatcher, self.agenda = dispatcher, Agenda()
         self.latencies: list[float] = []
-        """Latencies in order of arrival."""
         self.rows, self.free_at, self.serves = list[Sequence[float]](), list[float](), list[bool]()
         self.counts = [0] * len(rows)
         """Instances of each runtime, including starting ones."""

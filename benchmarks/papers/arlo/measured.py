@@ -39,7 +39,6 @@ INSTANCES = (200, 400, 600, 800, 1000, 1200)
 PEEKED = (1, 2, 4, 6, 8)
 LEVELS = 12
 LOADS = 0.5, 0.95
-"""Shares of busy devices in Table 2."""
 LIGHT = 0.7
 """Load that separates the problems on the page."""
 FULL = 0.4
@@ -181,8 +180,6 @@ def _world(profile: LatencyProfile) -> World:
 
 
 class Kept(msgspec.Struct):
-    """The record of the page."""
-
     measured: Measured | None = None
     deployed: list[Deployed] = []
     runs: list[Result] = []
@@ -193,7 +190,6 @@ def records(path: Path) -> Store[Case, Result]:
 
 
 def measure(store: Store[Case, Result]) -> None:
-    """Measure Table 2 and Figure 9, once per release."""
     if store.kept.measured is None or store.kept.measured.release != RELEASE:
         say("Table 2 and Figure 9")
         solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
@@ -205,7 +201,6 @@ def measure(store: Store[Case, Result]) -> None:
 
 
 def compare_deployed(store: Store[Case, Result]) -> None:
-    """Compare session and model with each seed and rate, once per release."""
     for seed, rate in product((*settings.SEEDS, *settings.FRESH_SEEDS), ENDS_S):
         found = {(each.rate, each.seed): each for each in store.kept.deployed}
         if (rate, seed) not in found or found[rate, seed].release != RELEASE:

@@ -105,8 +105,6 @@ def late_percent(measures: Measures) -> float:
 
 
 class Cells(msgspec.Struct, frozen=True):
-    """Cells of tables, as intervals over the runs of several cases."""
-
     of: summary.FindResult
 
     def values(self, cases: Iterable[Case], what: What, digits: int = 1) -> str:

@@ -265,7 +265,6 @@ def _figure_8_verdicts(of: FindResult) -> Iterator[Verdict]:
 
 def _figure_11_verdicts(of: FindResult) -> Iterator[Verdict]:
     def results(system: str, runtimes: int) -> dict[Any, Measures]:
-        """Return the measures with a number of runtimes, by workload."""
         cases = [case for case in tables.TABLES["11"]() if (case.runtimes, case.system) == (runtimes, system)]
         return {case.workload: result.measures for case in cases if (result := of(case)) is not None}
 

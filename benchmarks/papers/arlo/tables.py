@@ -52,9 +52,7 @@ STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, *ARLOS)
 BASE = LatencyProfile("base")
 LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
 SLOWEST = LARGE[-1]
-"""Model of Table 3 and Figure 11."""
 RANDOM = (runs.ST_RANDOM, runs.DT_RANDOM, *ARLOS)
-"""Systems in tables with random dispatch for ST and DT."""
 RANDOM_FIGURES = {
     "6a": ("stable", BASE),
     "6b": ("stable", LARGE[0]),
@@ -164,7 +162,6 @@ FIXED: dict[str, Callable[[], list[Case]]] = {
 
 
 def experiments() -> list[Case]:
-    """Return runs that isolate causes of misses."""
     first = [case for figure in FIXED.values() for case in figure() if case.workload.seed == settings.SEEDS[0]]
     still = [replace(case, workload=replace(case.workload, drift=0.0)) for case in first if case.system in STILL]
     apart = [case for one in APART_4 for case in apart_4(one)]

@@ -68,7 +68,6 @@ def lengths_of(runtimes: int) -> tuple[int, ...]:
 LENGTHS = common.DATA / "lengths" / "tweet_token_lengths.csv.gz"
 LONG_ROWS_FROM = 100_000
 EARLIER = 20_000
-"""Number of lengths drawn for the first allocation."""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -83,10 +82,6 @@ class Workload(msgspec.Struct, frozen=True):
     pattern: str = "stable"
     swings: bool = False
     drift: float = 1.0
-
-    @property
-    def wave_s(self) -> float:
-        return settings.RATED_SECONDS_S.get(self.pattern, settings.DRIFT_PERIOD_S)
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -117,7 +112,8 @@ def trace_of(workload: Workload) -> Trace:
 def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
     times = list(_arrivals(workload, Random(f"arrivals {workload.seed}")))
     rng = Random(f"lengths {workload.seed}")
-    phase, swing, wave_s = 2 * pi * rng.random(), workload.drift * settings.LONG_SWING, workload.wave_s
+    phase, swing = 2 * pi * rng.random(), workload.drift * settings.LONG_SWING
+    wave_s = settings.RATED_SECONDS_S.get(workload.pattern, settings.DRIFT_PERIOD_S)
 
     def share(at: float) -> float:
         return settings.LONG_SHARE + swing * sin(2 * pi * at / wave_s + phase)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Predicted = Sequence[Sequence[Prediction]]
-"""Predictions by parameter set."""
 _DOTS_PER_INCH = 95
 NAMES = {Awareness.NONE: "agnostic", Awareness.DISK: "partial", Awareness.FULL: "full"}
 _COLOR = {Awareness.DISK: COLORS[1], Awareness.FULL: COLORS[0]}

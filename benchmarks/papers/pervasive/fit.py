@@ -122,7 +122,6 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def search(start: int) -> tuple[Fit, ...]:
-    """Return the first fair set and the first close set of a start."""
     parameters, found = _draw_parameters(Stream(SEED, f"start/{start}")), []
     for limit in (FAIR, CLOSE):
         parameters = _improve_parameters(parameters, Stream(SEED, f"steps/{start}/{limit}"), limit=limit)

@@ -70,4 +70,3 @@ TABLE_1, SINGLE, TENSOR = (
 )
 """GPUs by kind (Table 1), and their peak rates in 10^12 operations/s: with 32 bits, and on tensor cores."""
 OLD = frozenset({TITAN, "NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX TITAN X"})
-"""GPUs from before 2018."""

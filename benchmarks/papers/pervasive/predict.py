@@ -104,7 +104,6 @@ def _farthest_from_capacity(
 
 
 EARLY_S = (60.0, 600.0)
-"""Possible seconds at which three GPUs dropped out in Figure 8."""
 HALVES: Mapping[str, float] = {paper.A10: 1.0, paper.TITAN: 1.0}
 NONE_LOST = "from 900 s, none lost early (for comparison, not counted)"
 RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
@@ -303,7 +302,6 @@ def range_text(values: Sequence[float], shown: str = ",.0f") -> str:
 FOLDER = Path(scenario.__file__).parent / "scenarios"
 _HEAD = "# Written by `make reproduce`, which says what of it is known: docs/reproduction/context-paper.md\n"
 _LESSER = {"6": (Awareness.DISK, Awareness.NONE), "7": (Awareness.DISK,), "8": (Awareness.DISK,)}
-"""Other versions of the paper in each figure."""
 
 
 def scenario_texts(parameters: Parameters) -> dict[str, str]:

@@ -42,7 +42,6 @@ def write(found: Found) -> str:
 
 
 def quotation(found: Found) -> str:
-    """Return the line that other pages quote."""
     inside, outside, known = list[str](), list[str](), list[str]()
     for claim in CLAIMS:
         values = claim.values(found.predictions, batch=BATCH)

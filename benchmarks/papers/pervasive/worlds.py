@@ -77,8 +77,6 @@ def load_s(parameters: Parameters, kind: str) -> float:
 
 
 class SharedDisks(Simulation):
-    """A simulation in which workers of a node share its disk."""
-
     def __init__(
         self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing
     ) -> None:

@@ -38,8 +38,6 @@ _BY_HAND = tuple(map(re.compile, tomllib.loads(Path(__file__).with_name("line_an
 
 
 class Remembering(ModelEndpoint):
-    """An endpoint that caches answers to repeated questions."""
-
     def __init__(self, model: LanguageModel) -> None:
         super().__init__(model)
         self.answers: dict[str, dict[str, object]] = {}
@@ -62,7 +60,6 @@ class ByHand(ModelEndpoint):
 
 
 def lines(endpoint: ModelEndpoint) -> dict[str, Any]:
-    """Return the scores of the ten held-out formats."""
     cases = list(made_cases(HELD_OUT | HELD_OUT_SECOND))
     found: dict[str, Any] = {}
     readers = {

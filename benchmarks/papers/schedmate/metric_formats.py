@@ -205,7 +205,6 @@ def _lines(several: list[Prints], state: State) -> list[str]:
 
 
 Formats = dict[str, tuple[Format, str]]
-"""Metrics in the logs, by format."""
 
 
 def _formats(part: str) -> Formats:

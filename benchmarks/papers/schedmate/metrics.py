@@ -86,25 +86,18 @@ def _real_cases() -> Iterator[Case]:
                 before += line
             content, look = before, look_length
         truth = told["values"]
-        if form in ("xgboost", "lightgbm", "lightning", "hf_trainer", "tqdm_nested") and form not in _TELL_FRACTION:
+        if form in ("xgboost", "lightgbm", "lightning"):  # These logs do not tell the total.
             truth.pop("fraction")
         yield Case(form, name, content, look, told["look"]["at_s"], told["end_s"], truth)
-
-
-_TELL_FRACTION = ("hf_trainer", "tqdm_nested")
-"""Formats that contain the finished share of the run; other formats have no total."""
 
 
 def _tracked_value(progress: LoggedProgress | None, name: str) -> float | None:
     if progress is None:
         return None
-    if name in ("step", "overall_step", "samples_done"):
-        return progress.step
-    if name == "samples_of_steps_per_s":
-        return progress.steps_per_s
     if name == "fraction":
         return progress.done / progress.total if progress.total and progress.whole else None
-    value: float | None = getattr(progress, name)
+    of_other = {"overall_step": "step", "samples_done": "step", "samples_of_steps_per_s": "steps_per_s"}
+    value: float | None = getattr(progress, of_other.get(name, name))
     return value
 
 
@@ -142,7 +135,6 @@ def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> Trac
 
 
 def rows_of(cases: list[Case], learned: Learned | None = None) -> dict[str, dict[str, float]]:
-    """Return the scores of each format and of all formats."""
     judged: dict[str, list[tuple[str, float | None]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:

@@ -38,7 +38,6 @@ LAST_LINES = 500
 _GIGABYTE = 1 << 30
 Opinion = Callable[[FailedJob, Located, Fault], Fault]
 Rules = dict[str, tuple[FaultRule, ...]]
-"""Rule tables by fault type."""
 
 
 def evaluate() -> None:
@@ -109,7 +108,6 @@ def _is_near(job: FailedJob, located: Located | None) -> bool:
 
 
 def last_lines(lines: list[str]) -> Located:
-    """Return the last lines of a log as a located failure."""
     skipped = max(0, len(lines) - LAST_LINES)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
     spell = Episode(skipped + 1, ())

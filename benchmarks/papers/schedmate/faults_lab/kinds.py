@@ -111,8 +111,6 @@ def run_case(device: Device, case: Case) -> str:
 
 
 def _kind_of_messages(group: str) -> Kind:
-    """Return a kind whose variants are a group of messages."""
-
     def strike(device: Device, run: Run) -> None:
         if run.strikes:
             device.strike(*MESSAGES[group][run.case.variant])

@@ -43,7 +43,6 @@ NAMED = {
     simulate.TIRESIAS_OTHER: "Tiresias with three queues",
     simulate.TIRESIAS_FREE: "Tiresias, preempting costs nothing", FIFO: FIFO, TIRESIAS: TIRESIAS,
 }  # fmt: skip
-"""Names of systems on the page."""
 Rows = Iterator[list[str]]
 Records = Store[simulate.Case, simulate.CaseResult]
 LOAD = settings.MAIN_LOAD
@@ -124,7 +123,6 @@ class Cells:
     def ratio(
         self, system: str, other: str, load: float = LOAD, places: tuple[int, ...] | None = None, *, weeks: bool = False
     ) -> Interval:
-        """Return the ratio of mean times, over all jobs or by weeks."""
         ours, theirs = (self.of(each, "mean_s", load) for each in (system, other))
         if weeks:
             return interval(geometric_mean(np.array(ours) / np.array(theirs)), self.strata)
@@ -212,7 +210,6 @@ def findings(cells: Cells) -> dict[str, str]:
 
 
 def with_model() -> dict[str, Any]:
-    """Return the parts of the page about the language model, from the record."""
     kept = json.loads(MODEL_RECORD.read_text())
     lines, failures, parts = kept["lines"], kept["failures"], ("f1", "precision", "accuracy")
     tables = {name: scores for name, scores in failures.items() if isinstance(scores, dict)}

@@ -10,7 +10,6 @@ in smaller weeks never wait. The cluster starts empty, and the last job ends the
 """
 NODE_GPUS, MAIN_LOAD, LOADS = 8, 0.8, (0.6, 0.8, 0.95)
 DRAWS = 3
-"""Number of error draws per window, which are averaged."""
 
 PAPER_SHARE, LUCID_SHARE = 0.857, 0.277
 """Shares of relative errors under 100 % (§5.4)."""
@@ -30,4 +29,3 @@ TIRESIAS_RESTART_S = (40.0, 60.0)
 
 RESAMPLES, CONFIDENCE = 2_000, 0.95
 LONGEST_S = 400 * 86_400.0
-"""Maximum simulated seconds of a window; a longer run is an error."""

@@ -52,8 +52,6 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Jobs of a week of a virtual cluster, in order of arrival."""
-
     cluster: str
     week: int
     jobs: tuple[Job, ...]
