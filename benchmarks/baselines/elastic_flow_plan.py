@@ -71,13 +71,11 @@ class Free:
         self._at, self._count = [now], [devices]
 
     def pieces(self) -> Iterator[tuple[float, float, int]]:
-        for n, start in enumerate(self._at):
-            yield start, self._at[n + 1] if n + 1 < len(self._at) else math.inf, self._count[n]
+        yield from zip(self._at, [*self._at[1:], math.inf], self._count, strict=True)
 
     def take(self, share: Share) -> None:
         for start, end, size in share.pieces:
-            first, last = self._cut(start), self._cut(end)
-            for n in range(first, last):
+            for n in range(self._cut(start), self._cut(end)):
                 self._count[n] -= size
 
     def _cut(self, at: float) -> int:
@@ -122,9 +120,8 @@ def minimum_share(job: Job, free: Free) -> Share | None:
 def minimum_shares(jobs: Iterable[Job], devices: int, *, now: float) -> dict[int, Share]:
     """Return shares by id of jobs that can meet their deadlines."""
     free = Free(devices, now=now)
-    line = sorted(jobs, key=lambda job: (not job.fixed, job.deadline_at, job.id))
     shares: dict[int, Share] = {}
-    for job in line:
+    for job in sorted(jobs, key=lambda job: (not job.fixed, job.deadline_at, job.id)):
         share = Share(((now, now + job.lasts_s(job.size), job.size),)) if job.fixed else minimum_share(job, free)
         if share is not None:
             free.take(share)
@@ -157,11 +154,8 @@ def elastic_sizes(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *
     return sizes
 
 
-_Step = tuple[float, float, int, int, int]
-"""Added device seconds per added device, deadline, job, size before and after."""
-
-
-def _steps(job: Job, has: int) -> Iterator[_Step]:
+def _steps(job: Job, has: int) -> Iterator[tuple[float, float, int, int, int]]:
+    """Yield added device seconds per added device, deadline, job, size before and after."""
     due = job.deadline_at or math.inf
     if not has:
         yield -math.inf, due, job.id, 0, job.run_s[0][0]

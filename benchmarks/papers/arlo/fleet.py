@@ -33,8 +33,8 @@ def runtime_demands(
     """
     counts = Counter(lengths)
     total = sum(counts.values())
-    found, below = [], 0
-    for length in runtimes:
+    found = []
+    for below, length in zip((0, *runtimes), runtimes, strict=False):
         share = sum(counts[tokens] for tokens in range(below + 1, length + 1)) / total
         capacity = profile.capacity(length)
         latency = LatencyTable.one_by_one(profile.static_s(length), capacity=capacity)
@@ -42,7 +42,6 @@ def runtime_demands(
             full, mean_s = latency.points[-1]
             latency = LatencyTable((*latency.points, (full + 1, mean_s + overload_s)))
         found.append(RuntimeDemand(share * rate * profile.slo_s, capacity, latency))
-        below = length
     return found
 
 
@@ -248,10 +247,8 @@ def release_one(fleet: Fleet, now: float, *, least: int) -> None:
     """Release the least busy instance, but never the last one of the longest runtime."""
     if fleet.devices <= least:
         return
-    longest = len(fleet.counts) - 1
-    serving = {runtime: fleet.serving(runtime) for runtime in range(len(fleet.counts))}
-    free = [found[0] for runtime, found in serving.items() if len(found) > (runtime == longest)]
-    if free:
+    *serving, longest = (fleet.serving(runtime) for runtime in range(len(fleet.counts)))
+    if free := [found[0] for found in (*serving, longest[: len(longest) - 1]) if found]:
         fleet.release(min(free, key=fleet.dispatcher.load), now)
 
 

@@ -82,14 +82,10 @@ SAID = FULL.said / PARTIAL.said
 
 
 def figure_8_text(found: Found) -> str:
-    missed = {
-        batch: [
-            f"{NAMES[claim.awareness]} by {off:.1%}"
-            for claim in (PARTIAL, FULL)
-            if (off := claim.distance_outside(found.predictions, batch=batch))
-        ]
-        for batch in BATCHES
-    }
+    missed: dict[int, list[str]] = {batch: [] for batch in BATCHES}
+    for batch, claim in product(BATCHES, (PARTIAL, FULL)):
+        if off := claim.distance_outside(found.predictions, batch=batch):
+            missed[batch].append(f"{NAMES[claim.awareness]} by {off:.1%}")
     whole = [f"{batch:,}" for batch in BATCHES if not missed[batch]]
     said = f"Both numbers of Figure 8 are inside in calls of {' and '.join(whole)}"
     said = said if whole else "No size of calls puts both numbers of Figure 8 inside"

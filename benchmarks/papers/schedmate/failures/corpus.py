@@ -136,7 +136,7 @@ def _compose_log(run: Run, chance: random.Random) -> tuple[list[str], int, tuple
 def _with_harmless_lines(lines: list[str], chance: random.Random) -> list[str]:
     found = list(lines)
     for _ in range(chance.randrange(0, 7)):
-        at = chance.randrange(max(1, len(found) - 10)) if len(found) > 10 else 0
+        at = chance.randrange(len(found) - 10) if len(found) > 10 else 0
         found[at:at] = chance.choice(_NOISE["harmless"])
     return found
 

@@ -52,19 +52,15 @@ def evaluate() -> None:
     first = found["the types of the first draw"] = {
         name: score_verdicts(injected, rules) for name, rules in tables(injected).items()
     }
-    for name, scores in first.items():
-        print(f"the types of the first draw, {name}: F1 {scores['f1']}, precision {scores['precision']}")
+    print("the types of the first draw:", {name: (scores["f1"], scores["precision"]) for name, scores in first.items()})
     took_s = time.process_time()
     near = [_is_near(job, locate(job.lines)) for job in jobs]
     took_s = time.process_time() - took_s
     training = [_is_near(job, locate(job.lines)) for job in corpus(test=False)]
     lines = {"test": _percent(sum(near) / len(near)), "training": _percent(sum(training) / len(training))}
-    print("line found:", lines)
     speed = {"training log": _lines_per_second(), "corpus": round(sum(len(job.lines) for job in jobs) / took_s)}
-    load = [round(load, 1) for load in os.getloadavg()]
-    print("lines/s:", speed, "load:", load)
-    memory = _memory_use()
-    print("1 GiB log:", memory)
+    load, memory = [round(load, 1) for load in os.getloadavg()], _memory_use()
+    print("line found:", lines, "lines/s:", speed, "load:", load, "1 GiB log:", memory)
     record = {
         "command": "python -m benchmarks.papers.schedmate failures", "machine": machine(),
         "at": str(datetime.date.today()), "commit": commit(), "split": [logs.SPLIT_SEED, logs.CLUSTERS_SEED],

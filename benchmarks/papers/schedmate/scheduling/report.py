@@ -101,20 +101,13 @@ class Cells:
     """Results of systems with intervals. `places`: indices of windows (None: all)."""
 
     def __init__(self, records: Records) -> None:
-        self.kept, self._get = records.kept, records.get
+        self.kept, self._found = records.kept, records.found
         self.strata = tuple(window.cluster for window in self.kept.windows)
         self.jobs = [float(window.jobs) for window in self.kept.windows]
 
     def of(self, system: str, what: str, load: float = LOAD) -> list[float]:
-        """Return a field of `Measures` by window, averaged over draws. Raises ValueError for a missing run."""
-        runs = [
-            each.windows
-            for draw in range(simulate.draws(system))
-            if (each := self._get(simulate.Case(system, load, draw))) is not None
-        ]
-        if len(runs) < simulate.draws(system):
-            run = "python -m benchmarks.papers.schedmate.scheduling does it"
-            raise ValueError(f"{system} at {load:g} was not run; {run}")
+        """Return a field of `Measures` by window, averaged over draws."""
+        runs = [self._found[simulate.Case(system, load, draw).name].windows for draw in range(simulate.draws(system))]
         return [fmean(getattr(one, what) for one in several) for several in zip(*runs, strict=True)]
 
     def mean_s(self, system: str, what: str = "mean_s", *, places: tuple[int, ...] | None = None) -> Interval:
