@@ -1,8 +1,6 @@
 """Compare no-op calls on a loaded context: Stoker against Parsl's HighThroughputExecutor, alternating, 2 slots each.
 
 Stoker runs the garbage collector less often in a session; lines show results with and without this change.
-
-`python -m benchmarks.engine.noop stoker app --calls 10000` runs one side alone.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import parsl
 from parsl.config import Config
@@ -22,28 +20,25 @@ from parsl.providers import LocalProvider
 
 import stoker
 from benchmarks.harness import in_turns, run_side
-from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Table, versus
 
-NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
-SIDE = "benchmarks.engine.noop"
 AHEAD = 1000
 """Number of tasks that HTEX prefetches in one line."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, 300) if quick else (5, 10_000)
-    ways: dict[str, tuple[str, ...]] = {
-        "app": (), "seq": (), "app_both": ("--collector", "calm"), "app_neither": ("--collector", "usual"),
-        "log": ("--log",),
+    ways: dict[str, dict[str, Any]] = {
+        "app": {}, "seq": {"how": "sequential"}, "app_both": {"collector": "calm"},
+        "app_neither": {"collector": "usual"}, "log": {"log": True},
     }  # fmt: skip
     sides = {
-        f"{prefix}{name}": partial(_side, executor, "sequential" if name == "seq" else "app", calls, *way)
+        f"{prefix}{name}": partial(_figure, executor=executor, calls=calls, **way)
         for prefix, executor in (("", "stoker"), ("htex_", "htex"))
         for name, way in ways.items()
     }
-    sides["htex_ahead"] = partial(_side, "htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD))
-    sides["map"] = partial(_side, "stoker", "map", 10 * calls)
+    sides["htex_ahead"] = partial(_figure, executor="htex", calls=calls, collector="calm", prefetch=AHEAD)
+    sides["map"] = partial(_figure, executor="stoker", how="map", calls=10 * calls)
     found = in_turns(sides, pairs, say)
     lines = []
     for what, ours, theirs, digits, bar in (
@@ -56,24 +51,28 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         ("python_app with Parsl's default logging, calls/s", "log", "htex_log", 0, None),
     ):
         lines.append(versus(what, {"Stoker": found[ours], "HTEX": found[theirs]}, bar=bar, digits=digits))
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
-def _side(executor: str, how: str, calls: int, *more: str) -> float:
-    found = run_side(SIDE, executor, how, "--calls", str(calls), *more)
-    return float(found["p50_ms" if how == "sequential" else "calls_per_s"])
+def _figure(**options: Any) -> float:
+    [figure] = run_side(side, **options).values()
+    return float(figure)
 
 
 def nothing(x: int) -> int:
     return x
 
 
+nothing.__module__ = "__main__"  # Parsl pickles it by value, as the function of a user's script.
+
+
 def side(
-    executor: Literal["stoker", "htex"], how: Literal["app", "sequential", "map"], calls: int = 10_000,
-    log: bool = False, prefetch: int = 0, collector: str = "own", site: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    """Run calls. `log`: with Parsl's default logging; `prefetch`: tasks that HTEX fetches ahead of need; `collector`:
-    garbage collector, the executor's `own`, Stoker's (`calm`) or Python's (`usual`); `site`: site file for Stoker.
+    executor: str, how: str = "app", calls: int = 10_000, log: bool = False, prefetch: int = 0,
+    collector: str = "own", site: str = "",
+) -> dict[str, float]:  # fmt: skip
+    """Run calls of `stoker` or `htex` by `app`, `sequential` or `map`. `log`: with Parsl's default logging; `prefetch`:
+    tasks that HTEX fetches ahead of need; `collector`: garbage collector, the executor's `own`, Stoker's (`calm`) or
+    Python's (`usual`); `site`: site file for Stoker.
     """
     if executor == "stoker":
         used: Any = stoker.StokerExecutor(site=site or None, label="noop")
@@ -84,7 +83,7 @@ def side(
         return timed(used, how, calls, folder=folder, log=log, collector=collector)
 
 
-def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collector: str) -> dict[str, Any]:
+def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collector: str) -> dict[str, float]:
     config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
     usual = gc.get_threshold()
     with parsl.load(config):
@@ -103,8 +102,7 @@ def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collec
                 start = time.perf_counter()
                 app(i).result()
                 times.append(time.perf_counter() - start)
-            times.sort()
-            return {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
+            return {"p50_ms": 1e3 * statistics.median(times)}
         if how == "map":
             mapped = stoker.app()(nothing)
             assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
@@ -116,7 +114,3 @@ def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collec
         seconds = time.perf_counter() - start
         assert results == list(range(calls))
         return {"calls_per_s": calls / seconds}
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
