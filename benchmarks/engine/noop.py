@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import parsl
@@ -63,9 +65,6 @@ def nothing(x: int) -> int:
     return x
 
 
-nothing.__module__ = "__main__"  # Parsl pickles it by value, as the function of a user's script.
-
-
 def side(
     executor: str, how: str = "app", calls: int = 10_000, log: bool = False, prefetch: int = 0,
     collector: str = "own", site: str = "",
@@ -93,7 +92,9 @@ def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collec
             gc.set_threshold(*THRESHOLDS)
         elif collector == "usual":
             gc.set_threshold(*usual)
-        app = parsl.python_app(nothing)
+        # Parsl pickles functions of a user's script by value.
+        own = FunctionType(nothing.__code__, vars(sys.modules["__main__"]))
+        app = parsl.python_app(own)
         warm = [app(i) for i in range(200)]
         assert [future.result() for future in warm] == list(range(200))
         if how == "sequential":
@@ -104,7 +105,7 @@ def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collec
                 times.append(time.perf_counter() - start)
             return {"p50_ms": 1e3 * statistics.median(times)}
         if how == "map":
-            mapped = stoker.app()(nothing)
+            mapped = stoker.app()(own)
             assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
             start = time.perf_counter()
             results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]

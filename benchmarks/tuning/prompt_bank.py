@@ -41,7 +41,7 @@ from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_scale
 from stoker.tuning.bank.layers import build as build_layers
-from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, score_all_candidates, two_layers
+from stoker.tuning.bank.lookup import SAVING, Score, look_up, score_all_candidates, two_layers
 
 SAMPLE_SEED = 0
 SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with seed {SAMPLE_SEED}."
@@ -154,35 +154,29 @@ class Scores:
         return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
 
 
-def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
-    """Return the result of each kind of lookup; for random lookups, the best loss of each draw."""
+def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, tuple[int, list[float]]]:
+    """Return the scores that each kind of lookup computes, and the losses of the prompts that it finds."""
     size = len(layers)
-    found: dict[str, LookupResult | list[float]] = {
-        "two layers (the paper's)": two_layers(layers, score),
-        "best bin first, the default limit": look_up(layers, score),
-    }
+    default = look_up(layers, score)
+    looked = {"two layers (the paper's)": two_layers(layers, score), "best bin first, the default limit": default}
     for part in (30, 20, 10, 6):
-        found[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
-    default = found["best bin first, the default limit"]
+        looked[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
     losses = np.array(score([candidate.text for candidate in layers]))
     draws = [
-        sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores]  # type: ignore[union-attr]
-        for turn in range(100)
+        sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores] for turn in range(100)
     ]
-    found["as many at random (mean of 100)"] = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: see `ranked`
-    return found
+    best = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: see `ranked`
+    found = {kind: (one.scores, [one.loss]) for kind, one in looked.items()}
+    return {**found, "as many at random (mean of 100)": (default.scores, best)}
 
 
-def judge_lookup(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
+def judge_lookup(scores: int, found: list[float], losses: list[float]) -> dict[str, float]:
     best, middle = losses[0], statistics.median(losses)
-    of = [found.loss] if isinstance(found, LookupResult) else found
-    regrets = [loss - best for loss in of]
+    regret = statistics.mean(loss - best for loss in found)
     return {
-        "scores": found.scores if isinstance(found, LookupResult) else scores,
-        "regret": statistics.mean(regrets),
-        "part": statistics.mean(regrets) / max(middle - best, 1e-9),
-        "rank": statistics.mean(1 + sum(other < loss for other in losses) for loss in of),
-    }
+        "scores": scores, "regret": regret, "part": regret / max(middle - best, 1e-9),
+        "rank": statistics.mean(1 + sum(other < loss for other in losses) for loss in found),
+    }  # fmt: skip
 
 
 def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
@@ -260,10 +254,8 @@ def side(candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks:
         of_task[task] = score
         every_loss = score_all_candidates(layers, score).losses.values()
         losses = sorted(loss for loss in every_loss if not math.isnan(loss))
-        of_kinds = lookup_kinds(layers, score, seed=0)
-        default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
-        for kind, one in of_kinds.items():
-            found.setdefault(kind, []).append(judge_lookup(one, losses, scores=default))
+        for kind, looked in lookup_kinds(layers, score, seed=0).items():
+            found.setdefault(kind, []).append(judge_lookup(*looked, losses))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
     readings = Readings(bank_folder, model=Path(default_model()).name, reading=build.reading_of())
