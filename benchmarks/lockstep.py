@@ -125,38 +125,17 @@ def events(queued: int) -> Iterator[Figure]:
     yield lambda: 1.0 / core_events.measure(load, events=20_000)
 
 
-def nothing(x: int) -> int:
-    return x
-
-
 @contextmanager
-def program(how: str) -> Iterator[Figure]:
-    import parsl
-    from parsl.config import Config
-
+def program(how: str, calls: int) -> Iterator[Figure]:
     import stoker
+    from benchmarks.engine import noop
 
-    config = Config(
-        executors=[stoker.StokerExecutor(label="noop")], run_dir=tempfile.mkdtemp(prefix="noop-"),
-        initialize_logging=False, usage_tracking=0, strategy="none",
-    )  # fmt: skip
-    with parsl.load(config):
-        app: Any = parsl.python_app(nothing)
-        mapped = stoker.app()(nothing)
-
-        def results(calls: int) -> list[int]:
-            if how == "map":
-                return [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
-            if how == "sequential":
-                return [app(i).result() for i in range(calls)]
-            return [future.result() for future in [app(i) for i in range(calls)]]
-
-        calls = {"app": 4000, "map": 20_000, "sequential": 200}[how]
+    with noop.session(stoker.StokerExecutor(label="noop")) as seconds:
 
         def figure() -> float:
-            start = time.perf_counter()
-            assert results(calls) == list(range(calls))
-            return (time.perf_counter() - start) / calls
+            if how == "sequential":
+                return sum(seconds("app", 1) for _ in range(calls)) / calls
+            return seconds(how, calls) / calls
 
         figure()
         yield figure
@@ -223,7 +202,8 @@ def facts() -> Iterator[Figure]:
 
 CASES: dict[str, Callable[[], AbstractContextManager[Figure]]] = {
     "core_events": partial(events, 1000), "core_events_100000": partial(events, 100_000),
-    "noop": partial(program, "app"), "map": partial(program, "map"), "sequential": partial(program, "sequential"),
+    "noop": partial(program, "app", 4000), "map": partial(program, "map", 20_000),
+    "sequential": partial(program, "sequential", 200),
     "cold_load": partial(first_call, evict=False), "eviction": partial(first_call, evict=True), "simulator": simulated,
     "restart": partial(recovery, "restart_manager", lambda found: found["at_work_s"]),
     "lost_pilot": partial(recovery, "lose_pilot", lambda found: found["seconds"], frozen=False),

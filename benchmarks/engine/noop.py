@@ -10,7 +10,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -78,40 +79,39 @@ def side(
     else:
         local = LocalProvider(init_blocks=1, max_blocks=1)
         used = HighThroughputExecutor(label="noop", max_workers_per_node=2, prefetch_capacity=prefetch, provider=local)
-    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
-        return timed(used, how, calls, folder=folder, log=log, collector=collector)
-
-
-def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collector: str) -> dict[str, float]:
-    config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
-    usual = gc.get_threshold()
-    with parsl.load(config):
-        if collector == "calm":
-            from stoker.manager.executor.executor import THRESHOLDS
-
-            gc.set_threshold(*THRESHOLDS)
-        elif collector == "usual":
-            gc.set_threshold(*usual)
-        # Parsl pickles functions of a user's script by value.
-        own = FunctionType(nothing.__code__, vars(sys.modules["__main__"]))
-        app = parsl.python_app(own)
-        warm = [app(i) for i in range(200)]
-        assert [future.result() for future in warm] == list(range(200))
+    with session(used, log=log, collector=collector) as seconds:
         if how == "sequential":
-            times = []
-            for i in range(min(calls, 2000)):
+            return {"p50_ms": 1e3 * statistics.median(seconds("app", 1) for _ in range(min(calls, 2000)))}
+        seconds(how, 200)
+        return {"calls_per_s": calls / seconds(how, calls)}
+
+
+@contextmanager
+def session(executor: Any, *, log: bool = False, collector: str = "own") -> Iterator[Callable[[str, int], float]]:
+    """Load an executor. Yield a function that makes a number of calls by `app` or `map`, and returns their seconds."""
+    usual = gc.get_threshold()
+    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
+        config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
+        with parsl.load(config):
+            if collector == "calm":
+                from stoker.manager.executor.executor import THRESHOLDS
+
+                gc.set_threshold(*THRESHOLDS)
+            elif collector == "usual":
+                gc.set_threshold(*usual)
+            # Parsl pickles functions of a user's script by value.
+            own = FunctionType(nothing.__code__, vars(sys.modules["__main__"]))
+            app, mapped = parsl.python_app(own), stoker.app()(own)
+
+            def seconds(how: str, calls: int) -> float:
                 start = time.perf_counter()
-                app(i).result()
-                times.append(time.perf_counter() - start)
-            return {"p50_ms": 1e3 * statistics.median(times)}
-        if how == "map":
-            mapped = stoker.app()(own)
-            assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
-            start = time.perf_counter()
-            results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
-        else:
-            start = time.perf_counter()
-            results = [future.result() for future in [app(i) for i in range(calls)]]
-        seconds = time.perf_counter() - start
-        assert results == list(range(calls))
-        return {"calls_per_s": calls / seconds}
+                if how == "map":
+                    results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
+                else:
+                    results = [future.result() for future in [app(i) for i in range(calls)]]
+                taken = time.perf_counter() - start
+                assert results == list(range(calls))
+                return taken
+
+            seconds("app", 200)
+            yield seconds
