@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import dataclasses
 import multiprocessing
 import socket
 import statistics
@@ -19,6 +18,8 @@ from functools import partial
 from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from benchmarks.harness import in_turns, run_side
 from benchmarks.tables import Bar, Line, Table
@@ -76,21 +77,15 @@ def _gaps(files: list[Path]) -> list[float]:
     return [after[0] - before[1] for before, after in pairwise(sorted(spans))]
 
 
-@dataclasses.dataclass
-class _Request:
-    made: int
-    prompt_tokens: int
-    first_due_at: float
-    tpot_s: float
-    most: int
-
-
 def _library(number: int, folder: str, _: int, iterations: int, ready: Barrier) -> None:
     turns = LibraryTurns(Path(folder, "turns"), LibraryId(number + 1), [DeviceId("gpu:0")])
     turns.begin()
     turns.end()
     ready.wait()
-    requests = [_Request(made, 200, time.monotonic() + 100.0, 0.25, 500) for made in range(8)]
+    due_at = time.monotonic() + 100.0
+    requests: list[Any] = [
+        SimpleNamespace(made=made, prompt_tokens=200, first_due_at=due_at, tpot_s=0.25, most=500) for made in range(8)
+    ]
 
     def begin() -> None:
         now = time.monotonic()

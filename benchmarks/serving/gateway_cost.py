@@ -16,9 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 import stoker
 from benchmarks.harness import in_turns, run_side
@@ -31,7 +29,7 @@ ADDED_MS = {50: 5.0, 99: 20.0}
 """The bar of each percentile of the added time to the first token."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(NamedTuple):
     """Streams of `tokens` each, one token of each every `every_s` seconds. `bar_us`: of a token, all processes."""
 
     streams: int
@@ -39,12 +37,6 @@ class Load(msgspec.Struct, frozen=True):
     tokens: int
     rounds: int
     bar_us: float
-
-    def side(self, side: str, *, quick: bool) -> Callable[[], dict[str, Any]]:
-        tokens, rounds = (max(self.tokens // 4, 10), 1) if quick else (self.tokens, self.rounds)
-        return partial(
-            run_side, measured, side=side, streams=self.streams, every_s=self.every_s, tokens=tokens, rounds=rounds
-        )
 
 
 LOADS = (
@@ -55,10 +47,14 @@ LOADS = (
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats, (*fast, slow) = 1 if quick else 3, LOADS
-    loads = {load: load.side("gateway", quick=quick) for load in fast[: 1 if quick else None]}
-    found = in_turns(loads, repeats, say)
-    sides = {side: slow.side(side, quick=quick) for side in ("gateway", "direct")}
-    pairs = in_turns(sides, repeats, say)
+
+    def one(load: Load, side: str) -> Callable[[], dict[str, Any]]:
+        tokens, rounds = (max(load.tokens // 4, 10), 1) if quick else (load.tokens, load.rounds)
+        how: dict[str, Any] = {"streams": load.streams, "every_s": load.every_s, "tokens": tokens, "rounds": rounds}
+        return partial(run_side, measured, side=side, **how)
+
+    found = in_turns({load: one(load, "gateway") for load in fast[: 1 if quick else None]}, repeats, say)
+    pairs = in_turns({side: one(slow, side) for side in ("gateway", "direct")}, repeats, say)
     lines = [_cost(load, runs) for load, runs in {**found, slow: pairs["gateway"]}.items()]
     lines += [_added(percent, bar, slow.streams, pairs) for percent, bar in ADDED_MS.items()]
     notes = ["Processor time is in us per token. The sum leaves out the client."]

@@ -90,7 +90,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
     `per_s`: answers a second between 10 and 90 % of the requests.
     """
     began = last = time.monotonic()
-    pilot_s, done, killed = 0.0, 0, 0
+    pilot_s, done = 0.0, 0
     pilots: dict[int, psutil.Process] = {}
     marks: list[tuple[float, int]] = []
     plan = [(0.25, PILOT), (0.5, MANAGER), (0.75, PILOT)] if kills else []
@@ -99,7 +99,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         if time.monotonic() - began > LIMIT_S:
             raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")
         time.sleep(0.2)
-        now, done = time.monotonic(), count_lines(part)
+        now, done = time.monotonic(), part.read_bytes().count(b"\n") if part.exists() else 0
         pilot_s += (now - last) * sum(is_alive(pilot) for pilot in pilots.values())
         last = now
         for process in processes(PILOT, folder, besides=pilots):
@@ -111,9 +111,8 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
             _, module = plan.pop(0)
             first = first or list(pilots.values())
             (first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))).kill()
-            killed += 1
-    if kills and killed != PILOTS + 1:
-        raise SystemExit(f"{killed} of {PILOTS + 1} processes were killed")
+    if plan:
+        raise SystemExit(f"{len(plan)} of {PILOTS + 1} processes were not killed")
     (from_s, had), (to_s, has) = marks if len(marks) == 2 else ((began, 0), (last, done))
     return {"pilot_s": pilot_s, "seconds": last - began, "per_s": (has - had) / (to_s - from_s)}
 
@@ -122,7 +121,3 @@ def is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
