@@ -29,12 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine() -> str:
-    model = "unknown processor"
-    try:
-        with open("/proc/cpuinfo") as lines:
-            model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    except OSError:
-        pass
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    model = names[0] if names else "unknown processor"
     return f"{len(os.sched_getaffinity(0))} cores, {model}, Python {platform.python_version()}"
 
 
@@ -62,11 +59,14 @@ def verify_facts(folder: Path, *arguments: str, home: Path | None = None) -> tup
 
 
 def run_side(
-    module: str, *arguments: str, timeout_s: float = 900.0, folder: Path | None = None,
-    environment: Mapping[str, str] | None = None, python: str = sys.executable,
+    side: Callable[..., object] | str, /, *arguments: str, timeout_s: float = 900.0, folder: Path | None = None,
+    environment: Mapping[str, str] | None = None, python: str = sys.executable, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a side, and return the JSON object in its last line. Raises RuntimeError."""
-    command = [python, "-m", module, *arguments]
+    """Call a function, or run a module, in a new process. Return the JSON object in its last line of output."""
+    if not isinstance(side, str):
+        arguments = (side.__module__, side.__name__, *(f"{name}={json.dumps(one)}" for name, one in options.items()))
+        side = "benchmarks.side"
+    command = [python, "-m", side, *arguments]
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:
         places = {**os.environ, "PATH": path(), "PYTHONPATH": modules, **(environment or {})}
@@ -82,24 +82,25 @@ def take_turns(pair: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, T]:
     return {name: found[name] for name in sides}
 
 
-def in_turns(
-    sides: Mapping[K, Callable[[], T]],
-    repeats: int,
-    say: Callable[[str], None],
-    told: Callable[[K, T], str] = "{} {:,.4g}".format,
-) -> dict[K, list[T]]:
-    """Measure all sides `repeats` times in the order A B B A. `told` formats a result for `say`."""
+def in_turns(sides: Mapping[K, Callable[[], T]], repeats: int, say: Callable[[str], None]) -> dict[K, list[T]]:
+    """Measure all sides `repeats` times in the order A B B A."""
     found: dict[K, list[T]] = {name: [] for name in sides}
     for repeat in range(repeats):
         latest = take_turns(repeat, sides)
         for name, result in latest.items():
             found[name].append(result)
-        say(f"{repeat + 1} of {repeats}: {', '.join(told(*each) for each in latest.items())}")
+        say(f"{repeat + 1} of {repeats}: {'; '.join(f'{name} {numbers_of(one)}' for name, one in latest.items())}")
     return found
 
 
+def numbers_of(result: object) -> str:
+    if isinstance(result, dict):
+        return ", ".join(f"{name} {said}" for name, one in result.items() if (said := numbers_of(one)))
+    return f"{result:,.4g}" if isinstance(result, int | float) else ""
+
+
 def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespace:
-    """Parse options of a side. Defaults give types: a list takes several values, a tuple is a positional choice."""
+    """Parse options of a program. Defaults give types; a tuple is a positional choice."""
     ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
@@ -107,8 +108,6 @@ def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespac
             ask.add_argument(name, choices=default)
         elif isinstance(default, bool):
             ask.add_argument(option, action="store_true")
-        elif isinstance(default, list):
-            ask.add_argument(option, type=type(default[0]), nargs="+", default=default)
         else:
             ask.add_argument(option, type=type(default), default=default)
     return ask.parse_args()
@@ -160,6 +159,15 @@ def missing(*modules: str) -> str:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed; make install brings it"
     return ""
+
+
+class Skipped(Exception):
+    """A benchmark cannot run on this machine."""
+
+
+def need(*modules: str) -> None:
+    if reason := missing(*modules):
+        raise Skipped(reason)
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -4,7 +4,8 @@
     python -m benchmarks.lockstep ../before [core_events cold_load ...] [--rounds 20] [--repeats 5]
 
 Each round measures both checkouts in random order. A repeat starts new processes and gives the median ratio of its
-rounds. Above 1 this checkout is better; at least 0.95 means "not worse".
+rounds. Above 1 this checkout is better; at least 0.95 means "not worse". Cases of whole programs, which take minutes,
+run if they are named, with one round.
 
 `python -m benchmarks.lockstep --side CASE` is the process of one checkout. Each line of its input triggers one
 measurement, which prints the seconds per unit of the case.
@@ -12,6 +13,8 @@ measurement, which prints the seconds per unit of the case.
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
 import statistics
@@ -25,9 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.before import BAR, environment_of, judge, options
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, commit, machine, run_side, spread, verify_facts
 
+BAR = 0.95
 BARS = {"simulator": 0.8}
 """Bars that differ from `BAR`. The simulator now simulates whole pilots."""
 ONE_PILOT = 'name = "one"\n[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n'
@@ -37,8 +40,10 @@ Figure = Callable[[], float]
 
 class Side:
     def __init__(self, checkout: Path, case: str, home: str) -> None:
-        python, environment = environment_of(checkout, ROOT, home)
-        command = [python, "-m", "benchmarks.lockstep", "--side", case]
+        python = checkout / ".venv" / "bin" / "python"
+        path = f"{python.parent}:{os.environ.get('PATH', '')}"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "STOKER_HOME": home}
+        command = [str(python), "-m", "benchmarks.lockstep", "--side", case]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=home, env=environment)
         self._read()  # It is ready.
@@ -76,16 +81,34 @@ def run_alternately(here: Path, other: Path, case: str, *, rounds: int, chance: 
 
 
 def main() -> int:
-    asked, record = options(__doc__, CASES, rounds=20, repeats=5, seed=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=lambda path: Path(path).resolve(), help="another checkout, with its own .venv")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(CASES)} [all but {WHOLE}]")
+    for name, count in (("rounds", 20), ("repeats", 5), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.cases if name not in CASES]:
+        parser.error(f"unknown: {', '.join(unknown)}; one of {', '.join(CASES)}")
     chance, all_met = random.Random(asked.seed), True
-    for name in asked.cases:
+    record: dict[str, Any] = {
+        "machine": machine(), "at": time.strftime("%Y-%m-%d %H:%M"), "here": commit(), "other": commit(asked.other),
+        "rounds": asked.rounds, "repeats": asked.repeats, "seed": asked.seed, "cases": {},
+    }  # fmt: skip
+    for name in asked.cases or [name for name in CASES if name not in WHOLE]:
         repeats, loads = [], []
         for _ in range(asked.repeats):
-            repeats.append(run_alternately(ROOT, asked.other, name, rounds=asked.rounds, chance=chance))
+            rounds = 1 if name in WHOLE else asked.rounds
+            repeats.append(run_alternately(ROOT, asked.other, name, rounds=rounds, chance=chance))
             loads.append(os.getloadavg()[0])
         better = [statistics.median(theirs / ours for ours, theirs in rounds) for rounds in repeats]
         record["cases"][name] = {"seconds": repeats, "better": better, "load": loads}
-        all_met &= judge(name, better, BARS.get(name, BAR), asked, record)
+        bar = BARS.get(name, BAR)
+        is_met = statistics.median(better) >= bar
+        print(f"{name:<20} better {spread(better, digits=2)}  {'ok' if is_met else f'under {bar}'}", flush=True)
+        all_met &= is_met
+        if asked.json is not None:
+            asked.json.write_text(json.dumps(record, indent=1) + "\n")
     return int(not all_met)
 
 
@@ -97,43 +120,22 @@ def events(queued: int) -> Iterator[Figure]:
     from benchmarks.engine import core_events, driven  # Earlier checkouts have core modules elsewhere.
 
     driven.collect_as_the_live_loop()
-    load = core_events.Load(pilots=1000, queued=queued, slots=32)
+    load = core_events.Load(pilots=1000, queued=queued)
     core_events.measure(load, events=200_000)
     yield lambda: 1.0 / core_events.measure(load, events=20_000)
 
 
-def nothing(x: int) -> int:
-    return x
-
-
 @contextmanager
-def program(how: str) -> Iterator[Figure]:
-    import parsl
-    from parsl.config import Config
-
+def program(how: str, calls: int) -> Iterator[Figure]:
     import stoker
+    from benchmarks.engine import noop
 
-    config = Config(
-        executors=[stoker.StokerExecutor(label="noop")], run_dir=tempfile.mkdtemp(prefix="noop-"),
-        initialize_logging=False, usage_tracking=0, strategy="none",
-    )  # fmt: skip
-    with parsl.load(config):
-        app: Any = parsl.python_app(nothing)
-        mapped = stoker.app()(nothing)
-
-        def results(calls: int) -> list[int]:
-            if how == "map":
-                return [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
-            if how == "sequential":
-                return [app(i).result() for i in range(calls)]
-            return [future.result() for future in [app(i) for i in range(calls)]]
-
-        calls = {"app": 4000, "map": 20_000, "sequential": 200}[how]
+    with noop.session(stoker.StokerExecutor(label="noop")) as seconds:
 
         def figure() -> float:
-            start = time.perf_counter()
-            assert results(calls) == list(range(calls))
-            return (time.perf_counter() - start) / calls
+            if how == "sequential":
+                return sum(seconds("app", 1) for _ in range(calls)) / calls
+            return seconds(how, calls) / calls
 
         figure()
         yield figure
@@ -186,11 +188,29 @@ def simulated() -> Iterator[Figure]:
     yield figure
 
 
+@contextmanager
+def recovery(function: str, figure: Callable[[dict[str, float]], float], **options: Any) -> Iterator[Figure]:
+    from benchmarks.reliability import recovery
+
+    yield lambda: figure(run_side(getattr(recovery, function), **options))
+
+
+@contextmanager
+def facts() -> Iterator[Figure]:
+    yield lambda: verify_facts(Path.cwd(), "--limit", "900", "--out", f"{tempfile.mkdtemp(dir=Path.cwd())}/out")[0]
+
+
 CASES: dict[str, Callable[[], AbstractContextManager[Figure]]] = {
     "core_events": partial(events, 1000), "core_events_100000": partial(events, 100_000),
-    "noop": partial(program, "app"), "map": partial(program, "map"), "sequential": partial(program, "sequential"),
+    "noop": partial(program, "app", 4000), "map": partial(program, "map", 20_000),
+    "sequential": partial(program, "sequential", 200),
     "cold_load": partial(first_call, evict=False), "eviction": partial(first_call, evict=True), "simulator": simulated,
+    "restart": partial(recovery, "restart_manager", lambda found: found["at_work_s"]),
+    "lost_pilot": partial(recovery, "lose_pilot", lambda found: found["seconds"], frozen=False),
+    "many_pilots": partial(recovery, "rate", lambda found: 1.0 / found["calls_per_s"], pilots=2000), "facts": facts,
 }  # fmt: skip
+WHOLE = ("restart", "lost_pilot", "many_pilots", "facts")
+"""Cases of whole programs."""
 
 
 def serve(case: str) -> None:

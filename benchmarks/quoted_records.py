@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -38,6 +38,15 @@ class BenchRecord(msgspec.Struct, frozen=True):
     def last(self, what: str) -> list[float]:
         return list(self.line(what).cells.values())[-1]
 
+    def spread(self, what: str) -> str:
+        return spread(self.last(what), digits=self.line(what).last_digits)
+
+    @property
+    def machine(self) -> str:
+        before, after = self.facts.load
+        load = f"load average {before:.1f} before and {after:.1f} after"
+        return f"{self.facts.machine.rpartition(', Python')[0]}, {load}, {self.facts.at}"
+
 
 def read(name: str) -> BenchRecord:
     return msgspec.json.decode((RECORDS / f"{name}.json").read_bytes(), type=BenchRecord)
@@ -50,14 +59,14 @@ def front_page_rows() -> Iterator[tuple[str, str]]:
     begins = "| 384 inferences"
     what = (
         f"{inferences} of SmolLM2-135M on two CPU cores, {calls}: {full:.0f} s with the model kept; {alone:.0f} s with"
-        f" a new process per call, {_median_and_range(hot.cells['ratio'], digits=1)} times as long"
+        f" a new process per call, {_median_and_range(hot.cells['ratio'])} times as long"
     )
     yield begins, row(what, "`make bench ARGS=awareness`", _record("awareness"))
-    load = _gpu_loads()
+    _, script_s, first_s, later_s, running_s = _gpu_loads()
     begins = "| load a 4 GB model on an H100"
     what = (
-        f"load a 4 GB model on an H100 (1 run): {load.script_s:.1f} s in a script; {load.first_s:.1f} s in the"
-        f" first session, {load.again_s:.1f} s in a later one, {load.another_s:.1f} s in a running session"
+        f"load a 4 GB model on an H100 (1 run): {script_s:.1f} s in a script; {first_s:.1f} s in the first session,"
+        f" {later_s:.1f} s in a later one, {running_s:.1f} s in a running session"
     )
     yield begins, row(what, "`make gpu`", _record("gpu-h100-load"))
     noop = read("noop")
@@ -65,7 +74,7 @@ def front_page_rows() -> Iterator[tuple[str, str]]:
     begins = "| empty calls per second"
     what = (
         f"empty calls per second, against Parsl HTEX: {statistics.median(logging):.1f} times with Parsl's default log;"
-        f" {_median_and_range(mine, digits=1)} without"
+        f" {_median_and_range(mine)} without"
     )
     yield begins, row(what, "`make bench ARGS=noop`", _record("noop"))
 
@@ -84,65 +93,49 @@ def peer_rows() -> Iterator[tuple[str, str]]:
          "stoker.map with batch_size=1, calls/s, against HTEX's python_app"),
         ("one call after another, p50 against HTEX's, without the log", "python_app, one after another, p50 in ms"),
     ):  # fmt: skip
-        yield _peer_row(what, "`make bench ARGS=noop`", noop, line)
+        yield _peer_row(what, "noop", noop, line)
     for record in map(read, _TASKVINE):
         what = f"calls per second, against TaskVine's direct `FunctionCall`, commit {record.facts.commit}"
-        yield _peer_row(what, "`make bench ARGS=taskvine`", record, _DIRECT)
+        yield _peer_row(what, "taskvine", record, _DIRECT)
 
 
 def lost_rows() -> Iterator[tuple[str, str]]:
-    restart, pilot = read("restart"), read("lost_pilot")
-    back, killed, frozen = (
-        restart.last("until it is back at work, s"),
-        pilot.last("the pilot is killed"),
-        pilot.last("the pilot is frozen"),
-    )
-    begins = "| the manager is killed with 100,000 calls queued: until it works again |"
-    yield begins, f"{begins} `make bench ARGS=restart` | {_seconds(back)}{_on_machine(restart)} |"
-    begins = "| a pilot is killed, or frozen, while it runs a call: until the call runs on the other one |"
-    yield (
-        begins,
-        f"{begins} `make bench ARGS=lost_pilot` | {_seconds(killed)}; {_seconds(frozen)}{_on_machine(pilot)} |",
-    )
+    for what, name, lines in (
+        ("the manager is killed with 100,000 calls queued: until it works again", "restart",
+         ["until it is back at work, s"]),
+        ("a pilot is killed, or frozen, while it runs a call: until the call runs on the other one", "lost_pilot",
+         ["the pilot is killed", "the pilot is frozen"]),
+    ):  # fmt: skip
+        record = read(name)
+        yield _row(what, name, "; ".join([*(_seconds(record.last(line)) for line in lines), record.machine]))
 
 
 def preempted_row() -> tuple[str, str]:
     record = read("preemption")
     (line,) = record.tables[0].lines
     done = line.cells["goodput"]
-    begins = "| share of the possible work that is done, while one of 8 pilots is preempted every 5 s |"
-    return (
-        begins,
-        f"{begins} `make bench ARGS=preemption` | {spread(done, digits=2)}, {len(done)} runs{_on_machine(record)} |",
-    )
+    what = "share of the possible work that is done, while one of 8 pilots is preempted every 5 s"
+    return _row(what, "preemption", f"{spread(done, digits=2)}, {len(done)} runs; {record.machine}")
 
 
 def fidelity() -> tuple[str, str]:
     record = read("fidelity")
-    own, before, lookup = (
-        spread(record.line(what).cells["error, %"], digits=record.line(what).last_digits)
-        for what in (
-            "its own world, 450 inferences, s",
-            "the world of the run before, 450 inferences, s",
-            "tuning: the lookup on two devices, s",
-        )
-    )
-    runs, lookups = (
-        len(record.last(what)) for what in ("its own world, 450 inferences, s", "tuning: the lookup on two devices, s")
-    )
+    own, lookup = "its own world, 450 inferences, s", "tuning: the lookup on two devices, s"
+    before = record.spread("the world of the run before, 450 inferences, s")
     begins = "`make bench ARGS=fidelity`"
     return begins, (
-        f"{begins} ({_machine(record.facts)}; {runs} runs): the forecast of fact verification, 450 inferences, from its"
-        f" own measurements is off by {own} % in the median. From the measurements of the run before it is off by"
-        f" {before} %, because that machine is shared and its speed drifts. The forecast of a tuning job's lookup on"
-        f" two devices, from one device, is off by {lookup} % in {lookups} runs."
+        f"{begins} ({record.machine}; {len(record.last(own))} runs): the forecast of fact verification, 450"
+        f" inferences, from its own measurements is off by {record.spread(own)} % in the median. From the measurements"
+        f" of the run before it is off by {before} %, because that machine is shared and its speed drifts. The forecast"
+        f" of a tuning job's lookup on two devices, from one device, is off by {record.spread(lookup)} % in"
+        f" {len(record.last(lookup))} runs."
     )
 
 
 def awareness() -> Iterator[tuple[str, str]]:
     record = read("awareness")
     begins = "Fact verification with SmolLM2-135M-Instruct in calls of 16 claims"
-    yield begins, f"{begins}; `make bench ARGS=awareness`, {_machine(record.facts)}."
+    yield begins, f"{begins}; `make bench ARGS=awareness`, {record.machine}."
     for which, what in (
         ("with a snapshot", "the model is a snapshot"), ("GGUF as shipped", "the model is the GGUF file as shipped")
     ):  # fmt: skip
@@ -256,67 +249,50 @@ def _none_against_full(record: BenchRecord, which: str) -> Line:
     return line
 
 
-class GpuLoads(NamedTuple):
-    """Seconds until a model can be called, from a run of `make gpu`."""
-
-    model: str
-    at: str
-    size_bytes: int
-    script_s: float
-    first_s: float
-    again_s: float
-    another_s: float
-
-
-def _gpu_loads() -> GpuLoads:
+def _gpu_loads() -> tuple[dict[str, Any], float, float, float, float]:
+    """Return a record of `make gpu`, and the seconds until a model can be called: in a script, in a first session, in a
+    later session, and in a running session.
+    """
     record = json.loads((RECORDS / "gpu-h100-load.json").read_text())
-    parts = {part["name"]: part["numbers"] for part in record["parts"]}
-    load = parts["load"]
+    (load,) = (part["numbers"] for part in record["parts"] if part["name"] == "load")
     script, first, again = (
         load[f"{what}: from nothing to a result, s"] for what in ("a script of its own", "first", "again")
     )
-    another = load["another context of that session: from the call to a result, s"]
-    device, day = record["machine"].partition(",")[0], record["date"].partition(" ")[0]
-    return GpuLoads(device, day, parts["model"]["bytes"], script, first, again, another)
+    return record, script, first, again, load["another context of that session: from the call to a result, s"]
 
 
 def gpu() -> tuple[str, str]:
-    load = _gpu_loads()
+    record, script_s, first_s, later_s, running_s = _gpu_loads()
+    (size,) = (part["numbers"]["bytes"] for part in record["parts"] if part["name"] == "model")
+    device, day = record["machine"].partition(",")[0], record["date"].partition(" ")[0]
     begins = "`make gpu` on one"
     return begins, (
-        f"{begins} {load.model}, {load.at}, one run, with a model of {load.size_bytes / 1e9:.1f} GB (random weights,"
-        " bfloat16): until the model can be called, a script that imports Transformers and loads the model takes"
-        f" {load.script_s:.1f} s. A session takes {load.first_s:.1f} s the first time, when it copies the files to the"
-        f" pilot's cache, and {load.again_s:.1f} s later. Another context of the same session takes"
-        f" {load.another_s:.1f} s: its process is forked from one that has imported everything, and its files are in"
-        " the cache."
+        f"{begins} {device}, {day}, one run, with a model of {size / 1e9:.1f} GB (random weights, bfloat16): until the"
+        f" model can be called, a script that imports Transformers and loads the model takes {script_s:.1f} s. A"
+        f" session takes {first_s:.1f} s the first time, when it copies the files to the pilot's cache, and"
+        f" {later_s:.1f} s later. Another context of the same session takes {running_s:.1f} s: its process is forked"
+        " from one that has imported everything, and its files are in the cache."
     )
 
 
 def tuning() -> tuple[str, str]:
     record = read("tuning_times")
-    communication, fixed, error = (
-        spread(record.last(what), digits=record.line(what).last_digits)
-        for what in (
-            "communication, of the time of iterations, two devices",
-            "fixed costs, of the job, two devices",
-            "tuning: the lookup on two devices, s",
-        )
-    )
+    lookup = "tuning: the lookup on two devices, s"
     begins = "A real tuning job (`make bench ARGS=tuning_times`; "
-    runs = len(record.last("tuning: the lookup on two devices, s"))
     iterations = record.tables[0].notes[0].split(";")[0]
-    setting = f"SmolLM2-135M tells even from odd numbers, {iterations}, {runs} runs, {_machine(record.facts)}"
+    runs = len(record.last(lookup))
     return begins, (
-        f"{begins}{setting}) on two devices spends {communication} % of the time of its iterations on communication"
-        f" (the paper: 0.4 to 0.5 % on A100s), and {fixed} % of the job on fixed costs, which include the lookup and"
-        " checkpoints (the paper: 37 to 41 % for allocating GPUs). The forecast of its lookup from one device was off"
-        f" by {error} % in these runs."
+        f"{begins}SmolLM2-135M tells even from odd numbers, {iterations}, {runs} runs, {record.machine}) on two devices"
+        f" spends {record.spread('communication, of the time of iterations, two devices')} % of the time of its"
+        " iterations on communication (the paper: 0.4 to 0.5 % on A100s), and"
+        f" {record.spread('fixed costs, of the job, two devices')} % of the job on fixed costs, which include the"
+        " lookup and checkpoints (the paper: 37 to 41 % for allocating GPUs). The forecast of its lookup from one"
+        f" device was off by {record.spread(lookup)} % in these runs."
     )
 
 
-def _on_machine(record: BenchRecord) -> str:
-    return f"; {_machine(record.facts)}"
+def _row(what: str, name: str, *cells: str) -> tuple[str, str]:
+    return f"| {what} |", row(what, f"`make bench ARGS={name}`", *cells)
 
 
 def _seconds(numbers: list[float]) -> str:
@@ -324,22 +300,11 @@ def _seconds(numbers: list[float]) -> str:
     return f"{figure} s {between}, {len(numbers)} runs"
 
 
-def _peer_row(what: str, command: str, record: BenchRecord, line: str) -> tuple[str, str]:
-    numbers = record.last(line)
-    figure, _, between = spread(numbers, digits=record.line(line).last_digits).partition(" ")
+def _peer_row(what: str, name: str, record: BenchRecord, line: str) -> tuple[str, str]:
+    figure, _, between = record.spread(line).partition(" ")
     times = "" if "p50" in line else " times"
-    return f"| {what} |", row(what, command, f"{figure}{times} {between}", f"{_machine(record.facts)}")
+    return _row(what, name, f"{figure}{times} {between}", record.machine)
 
 
-def _machine(facts: Facts) -> str:
-    before, after = facts.load
-    load = f"load average {before:.1f} before and {after:.1f} after"
-    return f"{facts.machine.rpartition(', Python')[0]}, {load}, {facts.at}"
-
-
-def _median_and_range(numbers: list[float], *, digits: int = 2) -> str:
-    return f"{statistics.median(numbers):.{digits}f} ({_range(numbers, digits=digits)})"
-
-
-def _range(numbers: list[float], *, digits: int = 2) -> str:
-    return f"{min(numbers):.{digits}f} to {max(numbers):.{digits}f}"
+def _median_and_range(numbers: list[float]) -> str:
+    return f"{statistics.median(numbers):.1f} ({min(numbers):.1f} to {max(numbers):.1f})"

@@ -32,35 +32,29 @@ class Quote(NamedTuple):
 def quotes() -> list[Quote]:
     page = tuner.Page(read_record(FOLDER / tuner.RECORD))
     performance = ROOT / "docs" / "performance.md"
-    found = [_quote(performance, begins, line) for begins, line in _schedulers(page)]
+    found = [Quote(performance, begins, line) for begins, line in _schedulers(page)]
     condition = (
         f"In the simulator, medium load on 32 GPUs, S = 1, {len(page.grid.judge.seeds)} seeds, 95 % intervals; no"
         " scheduler learns from earlier jobs, as in the paper:"
     )
-    found.append(_quote(performance, "In the simulator, medium load", condition))
-    found.append(_quote(performance, "Bars against these baselines", _judged_text(page)))
-    found.append(_quote(performance, "Of the context paper", context.quotation(read_context(FOLDER / CONTEXT_RECORD))))
-    found += [_quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front_page_rows()]
+    found.append(Quote(performance, "In the simulator, medium load", condition))
+    found.append(Quote(performance, "Bars against these baselines", _judged_text(page)))
+    found.append(Quote(performance, "Of the context paper", context.quotation(read_context(FOLDER / CONTEXT_RECORD))))
+    found += [Quote(ROOT / "README.md", begins, line) for begins, line in quoted_records.front_page_rows()]
     lines = (
         *quoted_records.peer_rows(), *quoted_records.awareness(), *quoted_records.lost_rows(),
         quoted_records.whole_run(), quoted_records.preempted_row(), quoted_records.fidelity(),
         quoted_records.gpu(), quoted_records.tuning(),
     )  # fmt: skip
-    found += [_quote(performance, begins, line) for begins, line in lines]
+    found += [Quote(performance, begins, line) for begins, line in lines]
     benchmarks, bank = ROOT / "benchmarks" / "FINDINGS.md", ROOT / "docs" / "prompt-bank.md"
     found += [
-        _quote(path, begins, line)
+        Quote(path, begins, line)
         for path, (begins, line) in zip((benchmarks, bank), quoted_records.quality(), strict=True)
     ]
     spread = quoted_records.prompt_spread()
-    found.append(_quote(benchmarks, "20 random prompts of `claims`", f"{spread} (Figure 2c; no bar)."))
+    found.append(Quote(benchmarks, "20 random prompts of `claims`", f"{spread} (Figure 2c; no bar)."))
     return found
-
-
-def _quote(path: Path, begins: str, line: str) -> Quote:
-    if not line.startswith(begins):
-        raise ValueError(f"a quote of {path.name} begins otherwise than it is found: {line!r}")
-    return Quote(path, begins, line)
 
 
 def _schedulers(page: tuner.Page) -> list[tuple[str, str]]:

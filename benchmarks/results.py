@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.gpu.page import render
+from benchmarks.gpu.bars import render
 from benchmarks.harness import Facts
 from benchmarks.tables import Table, head, paragraph, row, show
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import psutil
 
@@ -25,16 +25,9 @@ ONE_PILOT = '[pilot]\ndevices = "cpu:{devices}"\ninit_blocks = 1\nmax_blocks = 1
 
 
 def print_side(side: Callable[..., object], about: str | None) -> None:
-    """Call a side with the options of the command line, and print its result as JSON (`harness.run_side` reads it).
-
-    A parameter with a default becomes an option (a tuple: an option with several values), a parameter of literals a
-    positional choice.
-    """
-    hints, options = get_type_hints(side), dict[str, Any]()
-    for name, each in inspect.signature(side).parameters.items():
-        default = get_args(hints[name]) if each.default is each.empty else each.default
-        options[name] = list(default) if isinstance(each.default, tuple) else default
-    print(json.dumps(side(**vars(side_options(about, **options)))))
+    """Call a side with the options of the command line, and print its result as JSON."""
+    defaults = {name: each.default for name, each in inspect.signature(side).parameters.items()}
+    print(json.dumps(side(**vars(side_options(about, **defaults)))))
 
 
 def keep_state_in(place: Path | str) -> None:

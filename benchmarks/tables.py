@@ -31,8 +31,6 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError("a bar is at_least or at_most")
-        if self.repeats < 1:
-            raise ValueError("a bar takes one number or more")
 
     def judge(self, numbers: Sequence[float]) -> Verdict:
         if any(not math.isfinite(number) for number in numbers):
@@ -78,10 +76,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a benchmark. `skipped`: reason for not running."""
+    """The result of a benchmark, which `python -m benchmarks` names. `skipped`: reason for not running."""
 
-    name: str
-    title: str
+    name: str = ""
+    title: str = ""
     lines: list[Line] = []
     skipped: str = ""
     notes: list[str] = []

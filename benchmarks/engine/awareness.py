@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, in_turns, missing, ratios, run_side, take_turns, until, verify_facts
-from benchmarks.starting import print_side
+from benchmarks.harness import MODEL, in_turns, need, ratios, run_side, take_turns, until, verify_facts
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification import options as facts
@@ -30,17 +29,12 @@ from stoker.apps.fact_verification.run import make_recipe, plan
 from stoker.contexts.causal_lm import causal_lm, default_model
 from stoker.sessions import facts_of
 
-NAME, TITLE = "awareness", "fact verification at the three levels of awareness"
-SIDE = "benchmarks.engine.awareness"
 PROMPTS, BATCH = 3, 16
-BATCHES = "fact_batches"
-BATCHES_TITLE = "fact verification in calls of 1, 16 and 256 claims, awareness full, loads excluded"
 SIZES = (1, 16, 256)
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    need(*MODEL)
     with tempfile.TemporaryDirectory(prefix="awareness-") as place:
         runner = Runner(Path(place), say, home=None if quick else Path(place) / "home")
         if quick:
@@ -52,14 +46,13 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
                 *levels(runner, limit=128, pairs=2, snapshot=True, at_least=2.0),
                 *levels(runner, limit=160, pairs=1, snapshot=False, at_least=5.0),
             ]
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 def batches(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL):
-        return Table(name=BATCHES, title=BATCHES_TITLE, skipped=reason)
+    need(*MODEL)
     claims, runs = (8, 1) if quick else (1024, 3)
-    found = run_side(SIDE, "batches", "--limit", str(claims), "--runs", str(runs), timeout_s=3600)
+    found = run_side(time_batches, claims=claims, runs=runs, timeout_s=3600)
     seconds = {size: found["seconds"][str(size)] for size in SIZES}
     medians = [statistics.median(taken) for taken in seconds.values()]
     lines = []
@@ -70,14 +63,14 @@ def batches(say: Callable[[str], None], *, quick: bool = False) -> Table:
     apart = {"slowest / fastest": [max(medians) / min(medians)]}
     what = "the slowest size against the fastest (medians)"
     lines.append(Line(what=what, cells=apart, bar=Bar(at_most=1.10, repeats=1), last_digits=3))
-    return Table(name=BATCHES, title=BATCHES_TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
     sides: dict[str, Callable[[], Any]] = {
         "full": lambda: runner.run("full", limit), "alone": lambda: runner.alone(limit)
     }  # fmt: skip
-    found = in_turns(sides, pairs, runner.say, lambda side, one: f"{side} {one if side == 'alone' else one[0]:.1f} s")
+    found = in_turns(sides, pairs, runner.say)
     full, attempts = [seconds for seconds, _ in found["full"]], [attempt for _, attempt in found["full"]]
     load_s = [attempt["load_device_s"] / attempt["loads"] for attempt in attempts]
     bound = [load + alone_s for load, alone_s in zip(load_s, found["alone"], strict=True)]
@@ -138,7 +131,7 @@ class Runner:
 
     def alone(self, limit: int) -> float:
         environment = {"STOKER_HOME": str(self._home)} if self._home else {}
-        found = run_side(SIDE, "alone", "--limit", str(limit), folder=self._place, environment=environment)
+        found = run_side(infer_alone, limit=limit, folder=self._place, environment=environment)
         return float(found["inferences_s"])
 
 
@@ -174,10 +167,7 @@ def infer_alone(limit: int) -> dict[str, float]:
         raise RuntimeError(f"{len(made)} results for {len(questions)} calls")
     if len({scores.worker for scores in made}) != known.devices:
         raise RuntimeError(f"only {len({scores.worker for scores in made})} of {known.devices} slots were used")
-    infer_device_s = sum(scores.infer_s for scores in made)
-    return {
-        "inferences_s": seconds, "infer_device_s": infer_device_s, "load_s": known.load_s, "calls": len(questions)
-    }  # fmt: skip
+    return {"inferences_s": seconds}
 
 
 def time_batches(claims: int, runs: int) -> dict[str, dict[int, list[float]]]:
@@ -201,11 +191,3 @@ def time_batches(claims: int, runs: int) -> dict[str, dict[int, list[float]]]:
                 if made != claims:
                     raise RuntimeError(f"{made} claims came back, not {claims}")
     return {"seconds": seconds}
-
-
-def side(what: Literal["alone", "batches"], limit: int = 300, runs: int = 3) -> dict[str, Any]:
-    return infer_alone(limit) if what == "alone" else time_batches(limit, runs)
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

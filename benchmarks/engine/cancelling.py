@@ -8,7 +8,6 @@ cancels calls in one-slot libraries, and measures the time until the next call s
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import threading
@@ -34,7 +33,7 @@ _QUESTION = [{"role": "user", "content": "Tell a long story about the sea."}]
 
 
 def main() -> None:
-    asked = side_options(__doc__, repeats=5, json="")
+    asked = side_options(__doc__, repeats=5)
     print(f"{machine()}; load {os.getloadavg()[0]:.1f}; median (min-max) of {asked.repeats}")
     with tempfile.TemporaryDirectory(prefix="cancelling-") as folder:
         keep_state_in(folder)
@@ -45,9 +44,6 @@ def main() -> None:
         slots = free_slots(Path(folder), asked.repeats)
     for method, times in slots.items():
         _print(f"cancel of {method}: until the slot is free, s", times, SLOT_BAR_S)
-    if asked.json:
-        record = {"machine": machine(), "alone_s": alone, "gaps_s": gaps, "slots_s": slots}
-        Path(asked.json).write_text(json.dumps(record) + "\n")
 
 
 def _print(what: str, numbers: list[float], bar: float = 0.0) -> None:

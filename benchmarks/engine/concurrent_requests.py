@@ -1,8 +1,6 @@
 """Measure the overhead of Stoker per concurrent request to one library with 32 slots, without the function time.
 
 A request waits 50 ms or returns at once. 32 requests run at a time.
-
-    python -m benchmarks.engine.concurrent_requests --slots 32 --calls 100 1000 10000 --request-ms 50
 """
 
 from __future__ import annotations
@@ -14,18 +12,17 @@ from functools import partial
 
 import stoker
 from benchmarks.harness import in_turns, ratios, run_side
-from benchmarks.starting import local_session, print_side
+from benchmarks.starting import local_session
 from benchmarks.tables import Bar, Line, Table
 
-NAME, TITLE = "concurrent_requests", "requests at once into one library with 32 slots: ms in Stoker a request"
-SIDE = "benchmarks.engine.concurrent_requests"
+SLOTS = 32
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats, sizes = (1, (32, 64)) if quick else (5, (100, 1000, 10_000))
     found: dict[tuple[int, int], list[float]] = {}
-    sides = {ms: partial(run_side, SIDE, "--request-ms", str(ms), "--calls", *map(str, sizes)) for ms in (50, 0)}
-    for ms, several in in_turns(sides, repeats, say, lambda ms, one: f"{ms} ms: {one['own_ms']}").items():
+    sides = {ms: partial(run_side, side, request_ms=ms, calls=sizes) for ms in (50, 0)}
+    for ms, several in in_turns(sides, repeats, say).items():
         for size in sizes:
             found[ms, size] = [one["own_ms"][str(size)] for one in several]
     lines = [
@@ -40,15 +37,13 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         cells = {"ratio": ratios(found[ms, most], found[ms, least])}
         what = f"flat ({ms} ms): {most:,} against {least:,} requests"
         lines.append(Line(what=what, cells=cells, bar=Bar(at_most=1.2), digits=2))
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
-def side(
-    slots: int = 32, calls: tuple[int, ...] = (100, 1000, 10_000), request_ms: float = 50.0
-) -> dict[str, dict[int, float]]:
+def side(calls: list[int], request_ms: float) -> dict[str, dict[int, float]]:
     request_s = request_ms / 1000
 
-    @stoker.context(slots=slots, memory="200 MB")
+    @stoker.context(slots=SLOTS, memory="200 MB")
     def engine() -> float:
         return request_s
 
@@ -62,15 +57,11 @@ def side(
 
     own_ms = {}
     with local_session():
-        list(stoker.map(request, range(4 * slots)))
+        list(stoker.map(request, range(4 * SLOTS)))
         for count in calls:
             began = time.perf_counter()
             took = list(stoker.map(request, range(count), window=count))
             wall_s = time.perf_counter() - began
-            rounds = math.ceil(count / slots) if request_s else count
+            rounds = math.ceil(count / SLOTS) if request_s else count
             own_ms[count] = 1000 * (wall_s - rounds * sum(took) / count) / count
     return {"own_ms": own_ms}
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

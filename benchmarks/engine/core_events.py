@@ -1,10 +1,7 @@
 """Measure the manager core alone: `core_events` (events per second) and `memory_per_call`, each in a new process.
 
 An event is the arrival or end of a call. Calls arrive in Submit messages of 256, and end in frames of 16 to 32 from
-1,000 pilots with one loaded library each. Only the processor time of `Core.handle` counts. With `--slots 1` calls use
-the prefetch window.
-
-    python -m benchmarks.engine.core_events [--queued 100000] [--slots 32]
+1,000 pilots with one loaded library each. Only the processor time of `Core.handle` counts.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import psutil
 
 from benchmarks.engine.driven import CLIENT, SESSION, DrivenCore, collect_as_the_live_loop
 from benchmarks.harness import in_turns, run_side
-from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.core.events import Event, FromClient
@@ -32,17 +28,16 @@ from stoker.protocol.calls import CallSpec
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, PilotId, RecipeKey
 from stoker.protocol.to_manager import ClientHello, DefineFunction, DefineRecipe, DeviceFacts, Received, Submit
 
-SIDE = "benchmarks.engine.core_events"
-EVENTS, EVENTS_TITLE = "core_events", "events a second of the pure core at 1,000 pilots"
-MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued call with 64 bytes of arguments"
+SUBMIT, PAYLOAD = 256, b"x" * 64
+SLOTS, RUN_S = 32, 1.0
 
 
 def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
     sizes, repeats = ((1000, 4000), 1) if quick else ((1000, 100_000, 1_000_000), 5)
-    small = ("--pilots", "50", "--events", "20000") if quick else ()
+    small: dict[str, Any] = {"pilots": 50, "events": 20_000} if quick else {}
 
     def rate(size: int) -> float:
-        return float(run_side(SIDE, "--queued", str(size), *small)["events_per_second"][str(size)][0])
+        return float(run_side(event_rate, queued=size, **small)["events_per_second"])
 
     rates = in_turns({size: partial(rate, size) for size in sizes}, repeats, say)
     lines = [
@@ -53,31 +48,27 @@ def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
     apart = {"slowest / fastest": [min(medians) / max(medians)]}
     what = "the slowest of these against the fastest (medians)"
     lines.append(Line(what=what, cells=apart, bar=Bar(at_least=0.8, repeats=1)))
-    return Table(name=EVENTS, title=EVENTS_TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
     calls, repeats = (5000, 1) if quick else (200_000, 3)
-    found = [run_side(SIDE, "--memory-of", str(calls)) for _ in range(repeats)]
+    found = [run_side(bytes_per_call, calls=calls) for _ in range(repeats)]
     cells = {f"{kind} bytes": [one[f"{kind}_bytes_per_call"] for one in found] for kind in ("traced", "resident")}
     say(", ".join(f"{size:.0f} bytes" for size in cells["resident bytes"]))
     line = Line(what=f"{calls:,} queued", cells=cells, bar=Bar(at_most=1000), last_digits=0)
-    return Table(name=MEMORY, title=MEMORY_TITLE, lines=[line])
-
-
-SUBMIT, PAYLOAD = 256, b"x" * 64
+    return Table(lines=[line])
 
 
 class Load(DrivenCore):
-    def __init__(self, *, pilots: int, queued: int, slots: int) -> None:
+    def __init__(self, *, pilots: int, queued: int) -> None:
         super().__init__(Core(SESSION, default_policies()))
-        self.run_s = 0.0002 if slots == 1 else 1.0
         self.queued = queued
         self.calls = self.results = 0
         self.chance = random.Random(pilots + queued)
         facts = (DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9),)
         self.join(*((PilotId(f"node{n}-ab12"), facts) for n in range(pilots)))
-        self.client(DefineRecipe(Recipe("bench", "bench", slots=slots)), DefineFunction(FunctionKey("f"), "f", b"code"))
+        self.client(DefineRecipe(Recipe("bench", "bench", slots=SLOTS)), DefineFunction(FunctionKey("f"), "f", b"code"))
         while len(self.held) < pilots or not all(self.held.values()):
             self.submit(SUBMIT)
         for library in list(self.held):  # The core learns the run times and opens the prefetch windows.
@@ -102,7 +93,7 @@ class Load(DrivenCore):
         super().give(event)
 
     def end_some(self, library: int, count: int) -> int:
-        ended = self.end(library, count, run_s=self.run_s)
+        ended = self.end(library, count, run_s=RUN_S)
         self.results += ended
         return ended
 
@@ -157,20 +148,12 @@ def bytes_per_call(calls: int) -> dict[str, float]:
     traced = tracemalloc.get_traced_memory()[0] / calls
     del core
     tracemalloc.stop()
-    return {"calls": calls, "resident_bytes_per_call": resident, "traced_bytes_per_call": traced}
+    return {"resident_bytes_per_call": resident, "traced_bytes_per_call": traced}
 
 
-def side(
-    queued: int = 100_000, pilots: int = 1000, slots: int = 32, events: int = 400_000, memory_of: int = 0
-) -> dict[str, Any]:
-    if memory_of:
-        return bytes_per_call(memory_of)
+def event_rate(queued: int, pilots: int = 1000, events: int = 400_000) -> dict[str, float]:
     collect_as_the_live_loop()
-    load = Load(pilots=pilots, queued=queued, slots=slots)
+    load = Load(pilots=pilots, queued=queued)
     rate = measure(load, events=events)
     assert not load.core.state.refused, load.core.state.refused
-    return {"events_per_second": {queued: [rate]}}
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+    return {"events_per_second": rate}

@@ -1,19 +1,20 @@
 """Compare no-op calls on a loaded context: Stoker against Parsl's HighThroughputExecutor, alternating, 2 slots each.
 
 Stoker runs the garbage collector less often in a session; lines show results with and without this change.
-
-`python -m benchmarks.engine.noop stoker app --calls 10000` runs one side alone.
 """
 
 from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from types import FunctionType
+from typing import Any
 
 import parsl
 from parsl.config import Config
@@ -22,28 +23,25 @@ from parsl.providers import LocalProvider
 
 import stoker
 from benchmarks.harness import in_turns, run_side
-from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Table, versus
 
-NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
-SIDE = "benchmarks.engine.noop"
 AHEAD = 1000
 """Number of tasks that HTEX prefetches in one line."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, 300) if quick else (5, 10_000)
-    ways: dict[str, tuple[str, ...]] = {
-        "app": (), "seq": (), "app_both": ("--collector", "calm"), "app_neither": ("--collector", "usual"),
-        "log": ("--log",),
+    ways: dict[str, dict[str, Any]] = {
+        "app": {}, "seq": {"how": "sequential"}, "app_both": {"collector": "calm"},
+        "app_neither": {"collector": "usual"}, "log": {"log": True},
     }  # fmt: skip
     sides = {
-        f"{prefix}{name}": partial(_side, executor, "sequential" if name == "seq" else "app", calls, *way)
+        f"{prefix}{name}": partial(_figure, executor=executor, calls=calls, **way)
         for prefix, executor in (("", "stoker"), ("htex_", "htex"))
         for name, way in ways.items()
     }
-    sides["htex_ahead"] = partial(_side, "htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD))
-    sides["map"] = partial(_side, "stoker", "map", 10 * calls)
+    sides["htex_ahead"] = partial(_figure, executor="htex", calls=calls, collector="calm", prefetch=AHEAD)
+    sides["map"] = partial(_figure, executor="stoker", how="map", calls=10 * calls)
     found = in_turns(sides, pairs, say)
     lines = []
     for what, ours, theirs, digits, bar in (
@@ -56,12 +54,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         ("python_app with Parsl's default logging, calls/s", "log", "htex_log", 0, None),
     ):
         lines.append(versus(what, {"Stoker": found[ours], "HTEX": found[theirs]}, bar=bar, digits=digits))
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
-def _side(executor: str, how: str, calls: int, *more: str) -> float:
-    found = run_side(SIDE, executor, how, "--calls", str(calls), *more)
-    return float(found["p50_ms" if how == "sequential" else "calls_per_s"])
+def _figure(**options: Any) -> float:
+    [figure] = run_side(side, **options).values()
+    return float(figure)
 
 
 def nothing(x: int) -> int:
@@ -69,54 +67,51 @@ def nothing(x: int) -> int:
 
 
 def side(
-    executor: Literal["stoker", "htex"], how: Literal["app", "sequential", "map"], calls: int = 10_000,
-    log: bool = False, prefetch: int = 0, collector: str = "own", site: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    """Run calls. `log`: with Parsl's default logging; `prefetch`: tasks that HTEX fetches ahead of need; `collector`:
-    garbage collector, the executor's `own`, Stoker's (`calm`) or Python's (`usual`); `site`: site file for Stoker.
+    executor: str, how: str = "app", calls: int = 10_000, log: bool = False, prefetch: int = 0,
+    collector: str = "own", site: str = "",
+) -> dict[str, float]:  # fmt: skip
+    """Run calls of `stoker` or `htex` by `app`, `sequential` or `map`. `log`: with Parsl's default logging; `prefetch`:
+    tasks that HTEX fetches ahead of need; `collector`: garbage collector, the executor's `own`, Stoker's (`calm`) or
+    Python's (`usual`); `site`: site file for Stoker.
     """
     if executor == "stoker":
         used: Any = stoker.StokerExecutor(site=site or None, label="noop")
     else:
         local = LocalProvider(init_blocks=1, max_blocks=1)
         used = HighThroughputExecutor(label="noop", max_workers_per_node=2, prefetch_capacity=prefetch, provider=local)
-    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
-        return timed(used, how, calls, folder=folder, log=log, collector=collector)
-
-
-def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collector: str) -> dict[str, Any]:
-    config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
-    usual = gc.get_threshold()
-    with parsl.load(config):
-        if collector == "calm":
-            from stoker.manager.executor.executor import THRESHOLDS
-
-            gc.set_threshold(*THRESHOLDS)
-        elif collector == "usual":
-            gc.set_threshold(*usual)
-        app = parsl.python_app(nothing)
-        warm = [app(i) for i in range(200)]
-        assert [future.result() for future in warm] == list(range(200))
+    with session(used, log=log, collector=collector) as seconds:
         if how == "sequential":
-            times = []
-            for i in range(min(calls, 2000)):
+            return {"p50_ms": 1e3 * statistics.median(seconds("app", 1) for _ in range(min(calls, 2000)))}
+        seconds(how, 200)
+        return {"calls_per_s": calls / seconds(how, calls)}
+
+
+@contextmanager
+def session(executor: Any, *, log: bool = False, collector: str = "own") -> Iterator[Callable[[str, int], float]]:
+    """Load an executor. Yield a function that makes a number of calls by `app` or `map`, and returns their seconds."""
+    usual = gc.get_threshold()
+    with tempfile.TemporaryDirectory(prefix="noop-", ignore_cleanup_errors=True) as folder:
+        config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
+        with parsl.load(config):
+            if collector == "calm":
+                from stoker.manager.executor.executor import THRESHOLDS
+
+                gc.set_threshold(*THRESHOLDS)
+            elif collector == "usual":
+                gc.set_threshold(*usual)
+            # Parsl pickles functions of a user's script by value.
+            own = FunctionType(nothing.__code__, vars(sys.modules["__main__"]))
+            app, mapped = parsl.python_app(own), stoker.app()(own)
+
+            def seconds(how: str, calls: int) -> float:
                 start = time.perf_counter()
-                app(i).result()
-                times.append(time.perf_counter() - start)
-            times.sort()
-            return {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
-        if how == "map":
-            mapped = stoker.app()(nothing)
-            assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
-            start = time.perf_counter()
-            results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
-        else:
-            start = time.perf_counter()
-            results = [future.result() for future in [app(i) for i in range(calls)]]
-        seconds = time.perf_counter() - start
-        assert results == list(range(calls))
-        return {"calls_per_s": calls / seconds}
+                if how == "map":
+                    results = [one for [one] in stoker.map(mapped, range(calls), batch_size=1)]
+                else:
+                    results = [future.result() for future in [app(i) for i in range(calls)]]
+                taken = time.perf_counter() - start
+                assert results == list(range(calls))
+                return taken
 
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+            seconds("app", 200)
+            yield seconds

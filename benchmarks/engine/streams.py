@@ -1,7 +1,4 @@
-"""Measure the milliseconds from `yield` in a library until the program receives the piece.
-
-`python -m benchmarks.engine.streams --streams N --pieces N [--calls]` runs this side alone.
-"""
+"""Measure the milliseconds from `yield` in a library until the program receives the piece."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from typing import Any
 
 import stoker
 from benchmarks.harness import in_turns, run_side
-from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
@@ -67,35 +64,24 @@ def delays_ms(*, streams: int, calls: bool, count: int) -> list[float]:
     return sorted(found)
 
 
-def side(streams: int = 1, calls: bool = False, pieces: int = 500) -> dict[str, float]:
+def side(pieces: int, streams: int = 1, calls: bool = False) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, stoker.load(run_dir=folder):
         found = delays_ms(streams=streams, calls=calls, count=pieces)
-    at = {f"p{percent}_ms": found[min(len(found) - 1, len(found) * percent // 100)] for percent in (50, 99)}
-    return {**at, "pieces": len(found)}
+    return {f"p{percent}_ms": found[min(len(found) - 1, len(found) * percent // 100)] for percent in (50, 99)}
 
 
-SIDE = "benchmarks.engine.streams"
-NAME, TITLE = "streams", "from `yield` in a library until its program has the piece, 50 pieces a second and stream"
-CASES = {
-    "one stream": ("1",),
-    f"{SLOTS} streams of one library": (str(SLOTS),),
-    "one stream, calls in another slot": ("1", "--calls"),
-}
+CASES: dict[str, dict[str, Any]] = {
+    "one stream": {}, f"{SLOTS} streams of one library": {"streams": SLOTS},
+    "one stream, calls in another slot": {"calls": True},
+}  # fmt: skip
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pieces, repeats = (25, 1) if quick else (500, 5)
-    sides = {
-        case: partial(run_side, SIDE, "--pieces", str(pieces), "--streams", *options) for case, options in CASES.items()
-    }
-    found = in_turns(sides, repeats, say, lambda case, side: f"{case} {side['p50_ms']:.2f} and {side['p99_ms']:.2f} ms")
+    cases = {case: partial(run_side, side, pieces=pieces, **options) for case, options in CASES.items()}
     lines = [
-        Line(what=f"{case}, {name}, ms", cells={"ms": [side[f"{name}_ms"] for side in sides]}, bar=Bar(at_most=bar))
-        for case, sides in found.items()
+        Line(what=f"{case}, {name}, ms", cells={"ms": [run[f"{name}_ms"] for run in runs]}, bar=Bar(at_most=bar))
+        for case, runs in in_turns(cases, repeats, say).items()
         for name, bar in (("p50", 2), ("p99", 5))
     ]
-    return Table(name=NAME, title=TITLE, lines=lines)
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+    return Table(lines=lines)

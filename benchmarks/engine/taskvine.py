@@ -2,8 +2,6 @@
 
 TaskVine runs functions `direct` (in the library process, like Stoker) or by `fork` (the default). The benchmark
 requires `ndcctools` of conda-forge.
-
-`python -m benchmarks.engine.taskvine direct --workers 2 --slots 1 --calls 2000` runs this side alone.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks.harness import end_all, in_turns, path, run_side, until
-from benchmarks.starting import print_side
+from benchmarks.engine import noop
+from benchmarks.harness import Skipped, end_all, in_turns, path, run_side, until
 from benchmarks.tables import Bar, Table, versus
 
 WARM_S = 120.0
@@ -33,15 +31,14 @@ def nothing(x):  # type: ignore[no-untyped-def]  # TaskVine sends the source, so
     return x
 
 
-def why_not() -> str:
+def check_taskvine() -> None:
     try:
         importlib.import_module("ndcctools.taskvine")
         importlib.import_module("ndcctools.poncho.package_serverize")  # Import what libraries need.
     except ImportError as error:
-        return f"ndcctools does not import: {error}"
+        raise Skipped(f"ndcctools does not import: {error}") from None
     if not worker_command():
-        return "ndcctools imports, but there is no vine_worker beside it or on PATH"
-    return ""
+        raise Skipped("ndcctools imports, but there is no vine_worker beside it or on PATH")
 
 
 def worker_command() -> str:
@@ -50,9 +47,7 @@ def worker_command() -> str:
     return shutil.which("vine_worker", path=os.pathsep.join([os.environ.get("PATH", ""), *folders])) or ""
 
 
-def side(
-    mode: Literal["direct", "fork"], workers: int = 2, slots: int = 1, calls: int = 2000, sequential: int = 0
-) -> dict[str, float]:
+def side(mode: str, workers: int, slots: int, calls: int, sequential: int) -> dict[str, float]:
     """Run calls. `sequential`: calls that are measured first, one after another."""
     with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
         found = timed(mode, workers, slots, calls, sequential, Path(folder))
@@ -96,17 +91,13 @@ def timed(mode: str, workers: int, slots: int, calls: int, sequential: int, fold
             return len(used) == workers
 
         until(has_used_all, WARM_S, "an answer of a library on each worker")
-        found: dict[str, float] = {}
-        if sequential:
-            times = []
-            for x in range(sequential):
-                start = time.perf_counter()
-                call(x)
-                [same] = results(1)
-                times.append(time.perf_counter() - start)
-                check_results([same - x], 1)
-            times.sort()
-            found = {"p50_ms": 1e3 * statistics.median(times), "p99_ms": 1e3 * times[int(0.99 * len(times))]}
+        times = []
+        for x in range(sequential):
+            start = time.perf_counter()
+            call(x)
+            [same] = results(1)
+            times.append(time.perf_counter() - start)
+            check_results([same - x], 1)
         used.clear()
         start = time.perf_counter()
         for x in range(calls):
@@ -116,7 +107,7 @@ def timed(mode: str, workers: int, slots: int, calls: int, sequential: int, fold
         check_results(got, calls)
         if len(used) != workers:
             raise RuntimeError(f"the calls ran on {len(used)} workers, not on {workers}")
-        return {"calls_per_s": calls / seconds, **found}
+        return {"calls_per_s": calls / seconds, "p50_ms": 1e3 * statistics.median(times)}
 
 
 def check_results(got: list[Any], count: int) -> None:
@@ -142,38 +133,31 @@ def running(port: int, *, count: int, cores: int, folder: Path) -> Iterator[None
         end_all(started, limit_s=10)
 
 
-NAME, TITLE = "taskvine", "no-op calls against TaskVine's FunctionCall"
-OURS, THEIRS = "benchmarks.engine.noop", "benchmarks.engine.taskvine"
-SHAPES = {"direct": ("--workers", "2", "--slots", "1"), "fork": ("--workers", "1", "--slots", "2")}
+SHAPES: dict[str, dict[str, Any]] = {"direct": {"workers": 2, "slots": 1}, "fork": {"workers": 1, "slots": 2}}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := why_not():
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    check_taskvine()
     repeats, calls, theirs_calls = 5, 10_000, {"direct": 4000, "fork": 1000}
     if quick:
         repeats, calls, theirs_calls = 1, 500, {"direct": 200, "fork": 50}
     sequential = 20 if quick else 300
 
     def ours() -> dict[str, float]:
-        rate, one = (run_side(OURS, "stoker", how, "--calls", str(calls)) for how in ("app", "sequential"))
-        return {"calls_per_s": rate["calls_per_s"], "p50_ms": one["p50_ms"]}
+        rate, one = (run_side(noop.side, executor="stoker", how=how, calls=calls) for how in ("app", "sequential"))
+        return {**rate, **one}
 
     def theirs(mode: str) -> dict[str, float]:
-        size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
-        return run_side(THEIRS, mode, *SHAPES[mode], *size)
+        return run_side(side, mode=mode, calls=theirs_calls[mode], sequential=sequential, **SHAPES[mode])
 
     sides: dict[str, Callable[[], dict[str, float]]] = {
         "Stoker": ours,
         **{mode: partial(theirs, mode) for mode in SHAPES},
     }
-    found = in_turns(
-        sides, repeats, say, lambda side, one: f"{side} {one['calls_per_s']:,.0f}/s, {one['p50_ms']:.2f} ms"
-    )
     numbers = {
-        (side, name): [one[name] for one in several]
-        for side, several in found.items()
-        for name in ("calls_per_s", "p50_ms")
+        (name, figure): [one[figure] for one in several]
+        for name, several in in_turns(sides, repeats, say).items()
+        for figure in ("calls_per_s", "p50_ms")
     }
     lines = []
     for mode, bar in (("direct", Bar(at_least=10, repeats=3)), ("fork", None)):
@@ -182,8 +166,4 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     for mode in SHAPES:
         times = {"Stoker": numbers["Stoker", "p50_ms"], "TaskVine": numbers[mode, "p50_ms"]}
         lines.append(versus(f"one call after another, p50 in ms, TaskVine {mode}", times, digits=2))
-    return Table(name=NAME, title=TITLE, lines=lines)
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+    return Table(lines=lines)

@@ -1,8 +1,7 @@
 """Compare transfers of a 256 MB object to sixteen pilots on separate hosts and to one pilot, at equal link speed.
 
 Hosts are network namespaces on one switch; `tc tbf` makes the network the limit. Manager, seed and pilots are real;
-pilots see no session files. The side prints JSON: seconds from the first request to the last arrival, bytes read from
-the seed, bytes sent by the seed host, and the status.
+pilots see no session files. The time is from the first request to the last arrival.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.harness import end_all, in_turns, ratios, run_side, until
+from benchmarks.harness import Skipped, end_all, in_turns, ratios, run_side, until
 from benchmarks.reliability.recovery import Ended
-from benchmarks.starting import keep_state_in, print_side
+from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
@@ -42,24 +40,16 @@ from stoker.protocol.ids import FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
-NAME, TITLE = "transfers", "an object to pilots on separate hosts"
-SIDE = "benchmarks.engine.transfers"
+LIMIT_S = 300.0
 Started = list[subprocess.Popen[bytes]]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if reason := why_not():
-        return Table(name=NAME, title=TITLE, skipped=reason)
+        raise Skipped(reason)
     pilots, size, repeats, rate = *((3, 8_000_000, 1) if quick else (16, 256_000_000, 3)), "50mbit"
-
-    def told(count: str, found: dict[str, Any]) -> str:
-        return f"{count} pilots: {found['seconds']:.1f} s, {found['origin_bytes'] / size:.2f} copies read"
-
-    sides = {
-        str(count): partial(run_side, SIDE, "--pilots", str(count), "--bytes", str(size), "--rate", rate)
-        for count in (1, pilots)
-    }
-    alone, together = in_turns(sides, repeats, say, told).values()
+    sides = {count: partial(run_side, side, pilots=count, size=size, rate=rate) for count in (1, pilots)}
+    alone, together = in_turns(sides, repeats, say).values()
     seconds = [found["seconds"] for found in together], [found["seconds"] for found in alone]
     cells = {f"{pilots} pilots": seconds[0], "one pilot": seconds[1], "ratio": ratios(*seconds)}
     read, sent = ([found[name] / size for found in together] for name in ("origin_bytes", "link_bytes"))
@@ -69,7 +59,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         Line(what="copies that left the link of that host, all else included", cells={"copies": sent}),
     ]
     note = f"{size / 1e6:.0f} MB; each link carries {rate} either way; pilots see no file of the session."
-    return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
+    return Table(lines=lines, notes=[note])
 
 
 # ---- hosts in network namespaces on one switch
@@ -141,9 +131,7 @@ class Network:
         name, port = self.name(number), f"v{number}"
         _output("ip", "netns", "add", name)
         _in(name, "ip", "link", "set", "lo", "up")
-        _in(
-            self._switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name
-        )  # fmt: skip
+        _in(self._switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
         _in(self._switch, "ip", "link", "set", port, "master", "br0", "up")
         _in(name, "ip", "address", "add", f"{self.address(number)}/16", "dev", "eth0")
         _in(name, "ip", "link", "set", "eth0", "up")
@@ -182,9 +170,8 @@ def _sleep_with_argument(length: int, seconds: float) -> int:
     return length
 
 
-def side(
-    pilots: int = 16, bytes: int = 256_000_000, rate: str = "100mbit", parted: bool = False, limit_s: float = 300.0
-) -> dict[str, object]:
+def side(pilots: int, size: int, rate: str, parted: bool = False) -> dict[str, object]:
+    """Send an object of `size` bytes. `parted`: pilots cannot reach each other."""
     os.umask(0o077)
     with tempfile.TemporaryDirectory(prefix="transfers-") as place, Network(pilots + 1, rate=rate) as network:
         keep_state_in(place)
@@ -193,34 +180,32 @@ def side(
         if parted:
             network.isolate(*range(1, pilots + 1))
         try:
-            return _measure(Path(place), network, started, pilots=pilots, size=bytes, limit_s=limit_s)
+            return _measure(Path(place), network, started, pilots=pilots, size=size)
         finally:
             end_all(started, limit_s=20)
 
 
-def _measure(
-    place: Path, network: Network, started: Started, *, pilots: int, size: int, limit_s: float
-) -> dict[str, object]:
+def _measure(place: Path, network: Network, started: Started, *, pilots: int, size: int) -> dict[str, object]:
     folder = SessionFolder(place / "session")
     (place / "files").mkdir()
     make_folder(folder)
     manager = ["stoker.manager.main", "--session", str(folder.path), "--interface", network.address(HEAD)]
     started.append(_start(place, "manager", *manager))
-    until(folder.file.exists, limit_s, "the manager")
+    until(folder.file.exists, LIMIT_S, "the manager")
     started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
-    until((folder.path / SEED_FILE).exists, limit_s, "the seed")
+    until((folder.path / SEED_FILE).exists, LIMIT_S, "the seed")
     link = Link(folder, observer=False)
     try:
-        link.wait_joined(limit_s)
+        link.wait_joined(LIMIT_S)
         homes = [_start_pilot(place, folder, network, number, started) for number in range(1, pilots + 1)]
-        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), limit_s, "the pilots")
+        until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), LIMIT_S, "the pilots")
         time.sleep(2.0 + 0.3 * pilots)  # Wait until the interpreters have started.
         before = network.sent_bytes(HEAD)
         submission = _submission(place, size)
         arguments = payloads.dumps(((2.0,), {}))
         for _ in range(6 * pilots):
             link.submit(submission, arguments, Ended())
-        arrivals = until(lambda: _arrivals(homes), limit_s, "the object on all hosts", every_s=0.05)
+        arrivals = until(lambda: _arrivals(homes), LIMIT_S, "the object on all hosts", every_s=0.05)
         sent = network.sent_bytes(HEAD) - before
         with Observer(folder) as observer:
             status = observer.status()
@@ -282,7 +267,3 @@ def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:
         at = datetime.strptime(said[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
         found.append((at, int(said[2]), int(said[3]), float(said[4])))
     return found
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import stoker
-from benchmarks.harness import in_turns, missing, ratios, until
+from benchmarks.harness import in_turns, need, ratios, until
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.agent.process import LibraryProcess, Zygotes
@@ -24,7 +24,6 @@ from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.protocol.to_agent import Loaded, LoadFailed
 from stoker.protocol.to_library import Load
 
-NAME, TITLE = "zygote", "from the request until a loader that uses torch and transformers can load"
 WAIT_S = 120.0
 T = TypeVar("T")
 
@@ -112,8 +111,7 @@ def _wait_for(zygote: Zygote, kind: type[T]) -> T:
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing("torch", "transformers"):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    need("torch", "transformers")
     with tempfile.TemporaryDirectory(prefix="zygote-") as place:
         starter = Starter(Path(place))
         sides: dict[str, Callable[[], float]] = {
@@ -131,4 +129,4 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     cells = {**found, "fresh / zygote": ratios(found["fresh interpreter"], found["zygote"])}
     line = Line(what="seconds", cells=cells, bar=Bar(at_least=20, repeats=7), digits=3, last_digits=0)
     note = f"The zygote itself was ready {imported_s:.1f} s after its start; every library of the pilot forks from it."
-    return Table(name=NAME, title=TITLE, lines=[line], notes=[note])
+    return Table(lines=[line], notes=[note])

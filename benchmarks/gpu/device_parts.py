@@ -59,14 +59,14 @@ def model(answer: Answer, place: Place) -> None:
 
 
 def turns(answer: Answer, _: Place) -> None:
-    from benchmarks.engine.turns import _CASES, SIDE, overhead_percent
+    from benchmarks.engine.turns import CASES, side
     from benchmarks.harness import run_side
 
     total = 16 if REHEARSAL else 100
-    for case, (count, how) in _CASES.items():
-        one = run_side(SIDE, "--libraries", str(count), "--iterations", str(total // count), *how, timeout_s=20.0)
+    for case, (count, bare) in CASES.items():
+        one = run_side(side, libraries=count, iterations=total // count, bare=bare, timeout_s=20.0)
         answer[f"{case}: idle between two iterations, us"] = one["gap_us"]
-        answer[f"{case}: time besides the iterations, %"] = overhead_percent(one)
+        answer[f"{case}: time besides the iterations, %"] = one["overhead_percent"]
 
 
 LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)

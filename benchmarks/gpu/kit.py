@@ -20,28 +20,28 @@ NAMES = (
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1")
 MOST_BYTES = 64 << 20
+KIT = ROOT / ".gpu-kit"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", default="3.12", help="Python version of the GPU machine [%(default)s]")
     parser.add_argument("--machine", default="x86_64", help="processor of the GPU machine [%(default)s]")
-    parser.add_argument("--out", type=Path, default=ROOT / ".gpu-kit")
     asked = parser.parse_args()
     pins = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     known = {name.lower(): f"{name}=={version}" for name, version in pins}
     wanted = [known.get(name, name) for name in NAMES]
     platforms = [word for each in PLATFORMS for word in ("--platform", f"{each}_{asked.machine}")]
-    asked.out.mkdir(exist_ok=True)
-    for old in asked.out.glob("*.whl"):
+    KIT.mkdir(exist_ok=True)
+    for old in KIT.glob("*.whl"):
         old.unlink()
     code = subprocess.run(
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-         "--python-version", asked.python, "--implementation", "cp", *platforms, "-d", str(asked.out), *wanted],
+         "--python-version", asked.python, "--implementation", "cp", *platforms, "-d", str(KIT), *wanted],
         check=False,
     ).returncode  # fmt: skip
-    size = sum(file.stat().st_size for file in asked.out.glob("*.whl"))
-    print(f"{asked.out}: {len(list(asked.out.glob('*.whl')))} wheels for Python {asked.python}, {size / 1e6:.1f} MB")
+    size = sum(file.stat().st_size for file in KIT.glob("*.whl"))
+    print(f"{KIT}: {len(list(KIT.glob('*.whl')))} wheels for Python {asked.python}, {size / 1e6:.1f} MB")
     if size > MOST_BYTES:
         print(f"the wheels have more than {MOST_BYTES >> 20} MiB: remove packages", file=sys.stderr)
     return code or int(size > MOST_BYTES)

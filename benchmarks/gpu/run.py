@@ -26,9 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import budget  # noqa: E402
-from benchmarks.gpu.bars import bars  # noqa: E402
+from benchmarks.gpu.bars import bars, render  # noqa: E402
 from benchmarks.gpu.budget import IN_ALL_S, KIT, PARTS, allowed_s, with_needs  # noqa: E402
-from benchmarks.gpu.page import render  # noqa: E402
 
 Numbers = dict[str, Any]
 Outcome = tuple[str, str, Numbers]
@@ -180,14 +179,10 @@ class Run:
     def _environment(self, *, stands_in: bool = True) -> dict[str, str]:
         """Return the environment of a part. `stands_in`: a rehearsal finds two GPUs of a stand-in driver."""
         stands_in &= self.asked.rehearse
-        path = [
-            *([ROOT / "tests" / "driver"] if stands_in else []),
-            self.out / "site",
-            ROOT / "src",
-            ROOT,
-            ROOT / "tests",
-        ]
+        path = [self.out / "site", ROOT / "src", ROOT, ROOT / "tests"]
         words = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        if stands_in:
+            words.insert(0, str(ROOT / "tests" / "driver"))
         environ = {
             **os.environ, "PYTHONPATH": os.pathsep.join(words), "STOKER_HOME": str(self.work / "home"),
             "STOKER_SCRATCH": str(self.work / "scratch"), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1",

@@ -1,7 +1,7 @@
 """`python -m benchmarks.reliability.fuzz`: damaged inputs for every reader of bytes, and random events for the cores.
 
-A reader may raise only its declared errors, within time and memory limits. A file records failures with seeds;
-`--again FILE` repeats these failures. Exit status: 0 without failures.
+A reader may raise only its declared errors, within time and memory limits. A file records failures with their inputs
+or seeds. Exit status: 0 without failures.
 """
 
 from __future__ import annotations
@@ -119,10 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", metavar="TEXT", help="only readers whose name contains TEXT")
     parser.add_argument("--found", type=Path, default=Path("fuzz-found.jsonl"), help="file for finds [%(default)s]")
-    parser.add_argument("--again", type=Path, metavar="FILE", help="read only the finds of this file again")
     asked = parser.parse_args(arguments)
-    if asked.again is not None:
-        return _repeat_inputs(asked)
     began, seeds = time.monotonic(), range(asked.seed, asked.seed + asked.processes)
     with ProcessPoolExecutor(asked.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         runs = list(pool.map(partial(_work, asked=asked), seeds))
@@ -138,25 +135,6 @@ def main(arguments: list[str] | None = None) -> int:
         f" peak memory {peak / 1024:.0f} MB; {finds} finds"
     )
     return 1 if finds else 0
-
-
-def _repeat_inputs(asked: argparse.Namespace) -> int:
-    wrong = 0
-    with tempfile.TemporaryDirectory() as place:
-        readers = {reader.name: reader for reader in targets(Path(place), seed=asked.seed)}
-        for find in map(json.loads, asked.again.read_text().splitlines()):
-            reader = readers.get(find["reader"])
-            try:
-                if reader is not None:
-                    reader.read(bytes.fromhex(find["data"]))
-                else:
-                    LIVES[find["reader"]](random.Random(find["seed"]))
-            except Exception as error:
-                if reader is None or not isinstance(error, reader.declared):
-                    wrong += 1
-                    print(f"still wrong in {find['reader']}:\n{traceback.format_exc(limit=-6)}")
-    print(f"{wrong} of them are still wrong")
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -213,12 +213,8 @@ def _of_file(file: Path, read: Callable[[], object]) -> Callable[[bytes], object
 
 
 def _files(place: Path) -> list[Target]:
-    folder, objects, file, site = (
-        SessionFolder(place / "session"),
-        place / "objects",
-        "file-" + "0" * 64,
-        place / "site.toml",
-    )
+    folder, file = SessionFolder(place / "session"), "file-" + "0" * 64
+    objects, site = place / "objects", place / "site.toml"
     folder.make()
     objects.mkdir(exist_ok=True)
     held, results = folder.path / "manager.lease", place / "results.jsonl"
@@ -256,10 +252,8 @@ def _manifests() -> Target:
         parts = bytes(32) * -(-size // manifest.PART_BYTES)
         return manifest.Entry(name, manifest.EntryKind.FILE, size_bytes=size, parts=parts)
 
-    folder, link = (
-        manifest.Entry(b"b", manifest.EntryKind.FOLDER),
-        manifest.Entry(b"d", manifest.EntryKind.LINK, target=b"a"),
-    )
+    folder = manifest.Entry(b"b", manifest.EntryKind.FOLDER)
+    link = manifest.Entry(b"d", manifest.EntryKind.LINK, target=b"a")
     right = [
         manifest.Manifest(manifest.EntryKind.FOLDER, (entry(b"a", 10), folder, entry(b"b/c", 5 << 20), link)),
         manifest.Manifest(manifest.EntryKind.FILE, (entry(b"", 9 << 20),)),

@@ -1,10 +1,7 @@
 """Measure the cost of the journal: recovery from long journals, journal size, and group sync.
 
-A real manager recovers from a journal in the format of a live manager.
-
-    python -m benchmarks.reliability.journal idle --pilots 2000 --hours 24     a day of heartbeats, every 5 s
-    python -m benchmarks.reliability.journal ended --calls 10000000  calls that ended, and 1,000 open calls
-    python -m benchmarks.reliability.journal map --sync true  calls/s of a program, with or without group sync
+A real manager recovers from a journal in the format of a live manager: after a day of heartbeats, every 5 s, of idle
+pilots, and after calls that ended, with 1,000 open calls.
 """
 
 from __future__ import annotations
@@ -17,18 +14,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
+from benchmarks.engine import noop
 from benchmarks.engine.driven import SESSION, DrivenCore
 from benchmarks.harness import in_turns, ratios, run_side, until
-from benchmarks.starting import keep_state_in, print_side
+from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import Command, Event, FromPilot, SetTimer, TimerFired
 from stoker.manager.core.pilot_reports import is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.reactor import Core
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.live import compaction
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.journal import Journal
@@ -39,42 +35,39 @@ from stoker.protocol.ids import CallId, DeviceId, FunctionKey, PilotId, RecipeKe
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.protocol.to_manager import DefineFunction, DefineRecipe, DeviceFacts, Heartbeat, Received, Submit
 
-BACK, BACK_TITLE = "journal", "a manager comes back after a day of idle pilots, and after millions of calls"
-SYNC, SYNC_TITLE = "journal_sync", "calls/s through map with the journal synced in groups against no sync"
-_SIDE = "benchmarks.reliability.journal"
+HEARTBEAT_S = 5.0
+PAYLOAD = b"x" * 64
+IDLE_PILOTS, BUSY_PILOTS, OPEN_CALLS = 2000, 100, 1000
 
 
 def coming_back(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats = 1 if quick else 3
-    hours, calls = ("0.1", "100000") if quick else ("24", "10000000")
+    hours, calls = (0.1, 100_000) if quick else (24.0, 10_000_000)
     cases = {
-        "after a day of 2,000 idle pilots": ("idle", "--hours", hours),
-        "after 10,000,000 ended calls, 1,000 open": ("ended", "--calls", calls),
+        "after a day of 2,000 idle pilots": partial(run_side, back_after_idle_pilots, hours=hours, timeout_s=3600),
+        "after 10,000,000 ended calls, 1,000 open": partial(run_side, back_after_calls, calls=calls, timeout_s=3600),
     }
     lines = []
-    for what, arguments in cases.items():
-        side = {what: partial(run_side, _SIDE, *arguments, timeout_s=3600)}
-        [found] = in_turns(side, repeats, say, lambda what, one: f"{what}: {one['back_s']:.2f} s").values()
+    for what, case in cases.items():
+        [found] = in_turns({what: case}, repeats, say).values()
         back_s, megabytes = [one["back_s"] for one in found], [one["journal_bytes"] / 1e6 for one in found]
         lines.append(Line(what=f"{what}, s", cells={"s": back_s}, bar=Bar(at_most=5)))
         lines.append(Line(what="the journal's files, MB at most", cells={"MB": megabytes}, bar=Bar(at_most=50)))
-    return Table(name=BACK, title=BACK_TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 def group_sync(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    pairs, calls = (1, "2000") if quick else (5, "50000")
-    sides = {
-        side: partial(run_side, _SIDE, "map", "--sync", sync, "--calls", calls)
-        for side, sync in (("synced in groups", "true"), ("not synced", "false"))
-    }
-    found = in_turns(sides, pairs, say, lambda side, one: f"{one['calls_per_s']:,.0f}/s {side}")
+    pairs, calls = (1, 2000) if quick else (5, 50_000)
+    with tempfile.TemporaryDirectory(prefix="journal-") as place:
+        sides = {}
+        for side, sync in (("synced in groups", "true"), ("not synced", "false")):
+            site = Path(place, f"{sync}.toml")
+            site.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\nsync = {sync}\n')
+            sides[side] = partial(run_side, noop.side, executor="stoker", how="map", calls=calls, site=str(site))
+        found = in_turns(sides, pairs, say)
     rates = {side: [one["calls_per_s"] for one in several] for side, several in found.items()}
     cells = {**rates, "synced / not": ratios(*rates.values())}
-    return Table(name=SYNC, title=SYNC_TITLE, lines=[Line(what="calls/s", cells=cells, bar=Bar(at_least=0.7))])
-
-
-HEARTBEAT_S = 5.0
-PAYLOAD = b"x" * 64
+    return Table(lines=[Line(what="calls/s", cells=cells, bar=Bar(at_least=0.7))])
 
 
 class Past(DrivenCore):
@@ -124,8 +117,8 @@ class Past(DrivenCore):
         self.now = at
 
 
-def journal_of_idle_pilots(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
-    past = Past(folder, pilots=pilots)
+def journal_of_idle_pilots(folder: SessionFolder, *, hours: float) -> Past:
+    past = Past(folder, pilots=IDLE_PILOTS)
     read = wire.from_pilot()
     frame = wire.encode([Heartbeat()])
     for _ in range(int(hours * 3600 / HEARTBEAT_S)):
@@ -140,14 +133,15 @@ def journal_of_idle_pilots(folder: SessionFolder, *, pilots: int, hours: float) 
     return past
 
 
-def journal_of_ended_calls(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
-    past = Past(folder, pilots=pilots)
+def journal_of_ended_calls(folder: SessionFolder, *, calls: int) -> Past:
+    past = Past(folder, pilots=BUSY_PILOTS)
     past.client(DefineRecipe(Recipe("bench", "bench", slots=32)), DefineFunction(FunctionKey("f"), "f", b"code"))
     submitted = done = turns = 0
-    while done < calls or submitted < calls + open_calls:
+    total = calls + OPEN_CALLS
+    while done < calls or submitted < total:
         past.pass_until(past.now + 0.001)
-        while submitted - done < 5000 and submitted < calls + open_calls:
-            specs = [CallSpec(CallId(submitted + n), PAYLOAD) for n in range(min(256, calls + open_calls - submitted))]
+        while submitted - done < 5000 and submitted < total:
+            specs = [CallSpec(CallId(submitted + n), PAYLOAD) for n in range(min(256, total - submitted))]
             submitted += len(specs)
             past.client(Submit(FunctionKey("f"), RecipeKey("bench"), specs))
         for library in list(past.held):
@@ -162,7 +156,7 @@ def journal_of_ended_calls(folder: SessionFolder, *, calls: int, open_calls: int
     return past
 
 
-def measure_restart(folder: SessionFolder, *, pilots: int, open_calls: int) -> dict[str, Any]:
+def restart_s(folder: SessionFolder, *, pilots: int, open_calls: int) -> float:
     key = folder.read_key("server").public
     folder.write(SessionFile(SESSION, wire.VERSION, "tcp://127.0.0.1:21999", key, created_at=time.time()))
 
@@ -181,38 +175,24 @@ def measure_restart(folder: SessionFolder, *, pilots: int, open_calls: int) -> d
         process.wait()
     if f"{open_calls} calls open" not in said() or f", {pilots} pilots" not in said():
         raise SystemExit(f"the manager does not come back with the same session: {said()[-2000:]}")
-    return {"back_s": took_s}
+    return took_s
 
 
-def rate(*, sync: str, calls: int) -> dict[str, Any]:
-    """Return the calls/s of `noop` through `stoker.map`, with or without group sync of the journal."""
-    site = Path("site.toml").absolute()
-    site.write_text(f'name = "here"\n[provider]\nkind = "local"\n[session]\nsync = {sync}\n')
-    return run_side("benchmarks.engine.noop", "stoker", "map", "--calls", str(calls), "--site", str(site))
+def back_after_idle_pilots(hours: float) -> dict[str, float]:
+    return _measured(partial(journal_of_idle_pilots, hours=hours), open_calls=0)
 
 
-def side(
-    what: Literal["idle", "ended", "map"], pilots: int = 2000, hours: float = 24.0, calls: int = 10_000_000,
-    open: int = 1000, sync: str = "true",
-) -> dict[str, Any]:  # fmt: skip
-    if what == "map":
-        return rate(sync=sync, calls=calls)
+def back_after_calls(calls: int) -> dict[str, float]:
+    return _measured(partial(journal_of_ended_calls, calls=calls), open_calls=OPEN_CALLS)
+
+
+def _measured(make: Callable[[SessionFolder], Past], *, open_calls: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="journal-") as place:
         keep_state_in(place)
         folder = SessionFolder(f"{place}/session")
         make_folder(folder)
-        begun = time.perf_counter()
-        if what == "idle":
-            past, open_calls = journal_of_idle_pilots(folder, pilots=pilots, hours=hours), 0
-        else:
-            past, open_calls = journal_of_ended_calls(folder, calls=calls, open_calls=open), open
+        past = make(folder)
         past.compaction.close()
         past.journal.close()
-        made_s = time.perf_counter() - begun
-        found = measure_restart(folder, pilots=len(past.pilots), open_calls=open_calls)
-        least = compaction.LEAST_BYTES
-        return {**found, "journal_bytes": past.most_bytes, "least_bytes": least, "made_s": made_s}
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+        back_s = restart_s(folder, pilots=len(past.pilots), open_calls=open_calls)
+        return {"back_s": back_s, "journal_bytes": past.most_bytes}

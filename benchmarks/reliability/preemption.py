@@ -2,8 +2,6 @@
 
 *Goodput* is the run time of all calls divided by the pilot-seconds up to the last result. The side fails unless each
 call has one correct result.
-
-`python -m benchmarks.reliability.preemption --calls 10000 --seed 1` prints a run as JSON.
 """
 
 from __future__ import annotations
@@ -22,29 +20,25 @@ from batch.lab.shape import Shape
 from batch.sessions import status_when, write_site
 
 import stoker
-from benchmarks.harness import run_side
-from benchmarks.starting import Every, keep_state_in, print_side
+from benchmarks.harness import Skipped, numbers_of, run_side
+from benchmarks.starting import Every, keep_state_in
 from benchmarks.tables import Bar, Line, Table
 
-NAME, TITLE = "preemption", "calls on pilots of a real Slurm that are preempted one after the other"
-SIDE = "benchmarks.reliability.preemption"
+NODES, EVERY_S, PUSHED_S, CALL_S = 8, 5.0, 2.0, 0.1
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     calls, repeats = (600, 1) if quick else (10_000, 3)
     if why := commands.missing_for_slurm():
-        return Table(name=NAME, title=TITLE, skipped=why)
+        raise Skipped(why)
     runs: list[dict[str, Any]] = []
     for number in range(1, repeats + 1):
-        runs.append(run_side(SIDE, "--calls", str(calls), "--seed", str(number)))
-        say(f"run {number} of {repeats}: {', '.join(f'{name} {value:,.2f}' for name, value in runs[-1].items())}")
+        runs.append(run_side(side, calls=calls, seed=number))
+        say(f"run {number} of {repeats}: {numbers_of(runs[-1])}")
     headings = {"s": "seconds", "preempted": "preempted", "pilot-seconds": "pilot_s", "goodput": "goodput"}
     cells = {heading: [run[name] for run in runs] for heading, name in headings.items()}
-    what = f"{calls:,} calls of {runs[0]['call_s']:g} s on 8 nodes, a pilot preempted every 5 s"
-    return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85))])
-
-
-NODES, EVERY_S, PUSHED_S, CALL_S = 8, 5.0, 2.0, 0.1
+    what = f"{calls:,} calls of {CALL_S:g} s on 8 nodes, a pilot preempted every 5 s"
+    return Table(lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85))])
 
 
 @stoker.context
@@ -75,7 +69,7 @@ class Meter:
         self._last, self._pilots = now, seen
 
 
-def side(calls: int = 10_000, seed: int = 1) -> dict[str, Any]:
+def side(calls: int, seed: int) -> dict[str, float]:
     with Cluster(Shape(gpus=("a10:1",) * NODES)) as cluster, tempfile.TemporaryDirectory() as place:
         os.environ |= cluster.environ
         keep_state_in(place)
@@ -99,10 +93,6 @@ def run(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, fl
     if results != list(range(calls)) or status.failed:
         raise RuntimeError(f"{len(results)} results of {calls} calls, {status.failed} failed")
     return {
-        "goodput": calls * CALL_S / meter.pilot_s, "pilot_s": meter.pilot_s, "seconds": seconds, "call_s": CALL_S,
-        "preempted": preempted, "lost_pilots": status.lost_pilots, "rerun_calls": status.rerun_calls,
+        "goodput": calls * CALL_S / meter.pilot_s, "pilot_s": meter.pilot_s, "seconds": seconds,
+        "preempted": preempted,
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

@@ -2,8 +2,6 @@
 
 A call takes 5 s, a load 0.8 of a call (from Figure 6), and one of 20 pilots is killed every 8 s after 40 s. These
 lengths determine the ratio, so the only bar is that no call fails.
-
-    python -m benchmarks.reliability.vanishing full|disk
 """
 
 from __future__ import annotations
@@ -12,24 +10,23 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import psutil
 
 import stoker
 from benchmarks.harness import in_turns, processes, ratios, run_side, until
-from benchmarks.starting import local_session, print_side
+from benchmarks.starting import local_session
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Awareness
 
 LOAD_IN_CALLS = 0.8
-NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by one, awareness full against disk"
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    small = ("--pilots", "3", "--call-s", "0.5", "--from-s", "4", "--every-s", "1") if quick else ()
-    sides = {name: partial(run_side, "benchmarks.reliability.vanishing", name, *small) for name in ("full", "disk")}
-    found = in_turns(sides, 1 if quick else 3, say, lambda name, one: f"{name} {one['calls']:.0f}")
+    small: dict[str, Any] = {"pilots": 3, "call_s": 0.5, "from_s": 4.0, "every_s": 1.0} if quick else {}
+    sides = {name: partial(run_side, side, awareness=name, **small) for name in ("full", "disk")}
+    found = in_turns(sides, 1 if quick else 3, say)
     done, failed = (
         {name: [float(one[what]) for one in several] for name, several in found.items()} for what in ("calls", "failed")
     )
@@ -39,14 +36,13 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         Line(what=f"calls that were lost, {name}", cells={"calls": numbers}, bar=Bar(at_most=0), last_digits=0)
         for name, numbers in failed.items()
     ]
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 def side(
-    awareness: Literal["disk", "full"], pilots: int = 20, call_s: float = 5.0, load: float = LOAD_IN_CALLS,
-    from_s: float = 40.0, every_s: float = 8.0,
-) -> dict[str, int]:  # fmt: skip
-    load_s = load * call_s
+    awareness: str, pilots: int = 20, call_s: float = 5.0, from_s: float = 40.0, every_s: float = 8.0
+) -> dict[str, int]:
+    load_s = LOAD_IN_CALLS * call_s
     with local_session(init_blocks=pilots, max_blocks=pilots) as session:
         until(lambda: len(session.status().pilots) == pilots, 120, f"{pilots} pilots", every_s=0.2)
         here = list(processes("stoker.pilot.main", session.folder))
@@ -75,7 +71,3 @@ def side(
         ended = [future for future in futures if future.done()]  # The other calls still wait for a pilot.
         failed = sum(future.exception() is not None for future in ended)
     return {"calls": len(ended) - failed, "failed": failed}
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

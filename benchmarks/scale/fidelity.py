@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.harness import MODEL, missing, verify_facts
+from benchmarks.harness import MODEL, missing, need, verify_facts
 from benchmarks.tables import Bar, Line, Table
 from benchmarks.tuning import tuning_times
 from stoker.manager.live.replay import verify
@@ -22,14 +22,12 @@ from stoker.manager.policies import default_policies
 from stoker.manager.study.calibrate import Calibrated, calibrate, compare, read_session
 from stoker.protocol.session import SessionFolder
 
-NAME, TITLE = "fidelity", "fact verification against its simulation: makespan"
 RUNS, LIMIT, SEEDS = 5, 150, range(9)
 PROMPTS = 3
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    need(*MODEL)
     runs, limit = (1, 2) if quick else (RUNS, LIMIT)
     worlds: list[Calibrated] = []
     live: list[float] = []
@@ -54,9 +52,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if len(worlds) > 1:
         forecast = [_makespan(before) for before, _ in pairwise(worlds)]
         lines.append(_line(f"the world of the run before, {size}", live[1:], forecast))
-    if not tuning_times.why_not():
+    if not missing("peft"):
         lines += tuning_times.forecast_lines(tuning_times.sides(say, repeats=1 if quick else 3))
-    return Table(name=NAME, title=TITLE, lines=lines, notes=["each run's journal replayed with the same decisions"])
+    return Table(lines=lines, notes=["each run's journal replayed with the same decisions"])
 
 
 def _line(what: str, live: list[float], simulated: list[float], *, bar: Bar | None = None) -> Line:

@@ -2,8 +2,6 @@
 
 96 GPUs serve arrivals of three models. At 1,000 GPUs 10,000 jobs wait: `from scratch` is the first round of a policy;
 in later rounds one job arrives or ends.
-
-`python -m benchmarks.scale.scheduling_rounds CASE [--quick]` prints a case's figures as JSON.
 """
 
 from __future__ import annotations
@@ -14,11 +12,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
 
 from benchmarks.engine.driven import SESSION, DrivenCore, collect_as_the_live_loop
-from benchmarks.harness import run_side
-from benchmarks.starting import print_side
+from benchmarks.harness import in_turns, run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.core.events import Event, FromPilot, SetTimer, TimerFired
@@ -32,36 +29,28 @@ from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Obje
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 from stoker.protocol.to_pilot import RunCalls
 
-NAME, TITLE = "scheduling_rounds", "rounds of the scheduler for jobs with deadlines (prompt-tuner)"
+GB = 10**9
+MODELS = ("gpt2-base", "gpt2-large", "vicuna-7b")
+LOAD_S, MOST = 20.0, 8
+ROUNDS = ("round/dispatch", "round/residency")
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     times = 1 if quick else 5
-    runs = [_run("steady", say, quick=quick) for _ in range(times)]
+    sides = {case: partial(run_side, side, case=case, quick=quick) for case in ("steady", "warm", "mixed")}
+    found = in_turns(sides, times, say)
+    runs = found["steady"]
     cells = {"longest, ms": [one["longest_ms"] for one in runs], "ms": [one["mean_ms"] for one in runs]}
     lines = [Line(what="96 GPUs, three models: rounds, mean", cells=cells, bar=Bar(at_most=2, repeats=times))]
     for case, what in (("warm", "all of them busy"), ("mixed", "a tenth of them cold")):
-        runs = [_run(case, say, quick=quick) for _ in range(times)]
         title = f"1,000 GPUs, 10,000 jobs wait, {what}"
         for name, of, most_ms in (
             (f"{title}: from scratch", "scratch_ms", 50), ("  one job has come", "comes_ms", 2),
             ("  one job has ended", "ends_ms", 2),
         ):  # fmt: skip
             bar = Bar(at_most=most_ms, repeats=times)
-            lines.append(Line(what=name, cells={"ms": [one[of] for one in runs]}, bar=bar))
-    return Table(name=NAME, title=TITLE, lines=lines)
-
-
-def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
-    found = run_side("benchmarks.scale.scheduling_rounds", case, *["--quick"] * quick)
-    say(f"{case}: " + ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
-    return found
-
-
-GB = 10**9
-MODELS = ("gpt2-base", "gpt2-large", "vicuna-7b")
-LOAD_S, MOST = 20.0, 8
-ROUNDS = ("round/dispatch", "round/residency")
+            lines.append(Line(what=name, cells={"ms": [one[of] for one in found[case]]}, bar=bar))
+    return Table(lines=lines)
 
 
 class Cluster(DrivenCore):
@@ -138,7 +127,7 @@ def steady(part: int) -> dict[str, float]:
         for _ in range(cluster.chance.choice((0, 0, 1, 2, 3))):
             cluster.job()
         took += cluster.run(cluster.now + 1.0)
-    return {"mean_ms": 1e3 * statistics.fmean(took), "longest_ms": 1e3 * max(took), "rounds": len(took)}
+    return {"mean_ms": 1e3 * statistics.fmean(took), "longest_ms": 1e3 * max(took)}
 
 
 def crowd(part: int, *, cold: float) -> dict[str, float]:
@@ -169,16 +158,11 @@ def crowd(part: int, *, cold: float) -> dict[str, float]:
         ends += cluster.run(cluster.now + 0.05)
     return {
         "scratch_ms": 1e3 * statistics.median(scratch), "comes_ms": 1e3 * statistics.fmean(comes),
-        "ends_ms": 1e3 * statistics.fmean(ends), "warm": len(warm),
-        "waiting": sum(context.queue.count for context in cluster.core.state.contexts.values()),
+        "ends_ms": 1e3 * statistics.fmean(ends),
     }  # fmt: skip
 
 
-def side(case: Literal["steady", "warm", "mixed"], quick: bool = False) -> dict[str, float]:
+def side(case: str, quick: bool) -> dict[str, float]:
     collect_as_the_live_loop()
     part = 10 if quick else 1
     return steady(part) if case == "steady" else crowd(part, cold={"warm": 0.0, "mixed": 0.1}[case])
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

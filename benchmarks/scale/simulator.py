@@ -1,8 +1,6 @@
 """Measure the speed of the simulator (real cores in virtual time) by processor time, each case in a new process.
 
 An event is the arrival or end of a call, in the manager core or in a library.
-
-`python -m benchmarks.scale.simulator CASE [--quick]` prints a case's figures as JSON.
 """
 
 from __future__ import annotations
@@ -10,10 +8,9 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal
+from functools import partial
 
-from benchmarks.harness import run_side
-from benchmarks.starting import print_side
+from benchmarks.harness import in_turns, run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
@@ -26,16 +23,17 @@ from stoker.protocol.blocks import Rule
 from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
-NAME, TITLE = "simulator", "the simulator: whole runs of the deployed cores in virtual time"
-Case = Literal["steady", "opportunistic", "million", "short", "engines"]
+GB = 1_000_000_000
+BOOT_S, LOAD_S = 5.0, 10.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     times = 1 if quick else 5
     few = min(3, times)
-    counts: dict[Case, int] = {"steady": times, "opportunistic": times, "million": 1, "short": few, "engines": few}
-    runs = {case: [_run(case, say, quick=quick) for _ in range(count)] for case, count in counts.items()}
-    kinds: tuple[tuple[str, Case, str, Callable[[dict[str, float]], float], dict[str, float]], ...] = (
+    runs: dict[str, list[dict[str, float]]] = {}
+    for case, count in (("steady", times), ("opportunistic", times), ("million", 1), ("short", few), ("engines", few)):
+        runs |= in_turns({case: partial(run_side, side, case=case, quick=quick, timeout_s=1800)}, count, say)
+    kinds: tuple[tuple[str, str, str, Callable[[dict[str, float]], float], dict[str, float]], ...] = (
         ("200 pilots, 100,000 calls of 1 s: the manager's core", "steady", "events/s",
          lambda one: one["events"] / one["spent_s"], {}),
         ("the same: all cores", "steady", "events/s",
@@ -54,23 +52,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         cells = {"calls/s": rates, unit: [value(one) for one in runs[case]]}
         bar = Bar(**limit, repeats=len(rates)) if limit else None
         lines.append(Line(what=what, cells=cells, bar=bar))
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
-def _run(case: str, say: Callable[[str], None], *, quick: bool) -> dict[str, float]:
-    one = run_side("benchmarks.scale.simulator", case, *["--quick"] * quick, timeout_s=1800)
-    say(
-        f"{case}: {one['calls']:,.0f} calls in {one['spent_s']:.1f} s ({one['calls'] / one['spent_s']:,.0f}/s), "
-        f"{one['virtual_s']:,.0f} s of virtual time, peak {one['peak_gb']:.2f} GB, {one['lost_pilots']} pilots lost"
-    )
-    return one
-
-
-GB = 1_000_000_000
-BOOT_S, LOAD_S = 5.0, 10.0
-
-
-def side(case: Case, quick: bool = False) -> dict[str, float]:
+def side(case: str, quick: bool) -> dict[str, float]:
     simulation = CASES[case](100 if quick else 1)
     began = time.process_time()
     outcome = simulation.run()
@@ -80,9 +65,8 @@ def side(case: Case, quick: bool = False) -> dict[str, float]:
     return {
         "spent_s": spent_s, "calls": outcome.calls,
         "events": outcome.core_events + outcome.calls - 1,  # All calls of a sweep arrive in one event.
-        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls), "virtual_s": outcome.ended_at,
-        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB, "lost_pilots": outcome.lost_pilots,
-        "engine_steps": outcome.engine_steps, "mean_batch": outcome.mean_batch,
+        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls), "engine_steps": outcome.engine_steps,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
     }  # fmt: skip
 
 
@@ -169,7 +153,3 @@ def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
     for number in range(calls):
         at_s += chance.exponential(number, mean=1.0 / per_s)
         yield Arrival(at_s, "model")
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

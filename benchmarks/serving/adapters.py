@@ -1,7 +1,6 @@
 """Tokens per second of requests of 8 LoRA adapters in one batch, against the same requests of their base.
 
 The base is SmolLM2-135M. The adapters have random weights, rank 8, on all projections. Rounds alternate in one process.
-`python -m benchmarks.serving.adapters` measures once.
 """
 
 from __future__ import annotations
@@ -14,34 +13,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import MODEL, missing, ratios, run_side
-from benchmarks.starting import print_side
+from benchmarks.harness import MODEL, need, ratios, run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
-NAME, TITLE = "adapters", "tokens/s of 8 LoRA adapters in one batch, and of their base"
 ADAPTERS, RANK = 8, 8
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    need(*MODEL)
     lines = []
     for requests in (8, 32):
-        options = ["--requests", str(requests), "--rounds", "1" if quick else "5"]
-        found = run_side("benchmarks.serving.adapters", *options, timeout_s=3600)
+        found = run_side(side, requests=requests, rounds=1 if quick else 5, timeout_s=3600)
         shares = ratios(found["mixed"], found["base"])
         say(f"{requests} requests: {', '.join(f'{share:.2f}' for share in shares)} of the base's tokens/s")
         cells = {"base": found["base"], "8 adapters": found["mixed"], "share": shares}
         lines.append(Line(what=f"{requests} requests at once", cells=cells, bar=Bar(at_least=0.8)))
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
-def side(requests: int = 32, rounds: int = 3, dtype: str = "auto", model: str = "") -> dict[str, list[float]]:
-    loaded = load_causal_lm(model or default_model(), dtype=dtype, engine="continuous")
+def side(requests: int, rounds: int) -> dict[str, list[float]]:
+    loaded = load_causal_lm(default_model(), engine="continuous")
     with tempfile.TemporaryDirectory() as folder:
         for number in range(ADAPTERS):
             _write_adapter(loaded, Path(folder, str(number)))
@@ -81,7 +76,3 @@ def _write_adapter(model: CausalLM, folder: Path) -> None:
     folder.mkdir()
     safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": RANK, "r": RANK}))
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

@@ -1,10 +1,8 @@
-"""What the page of a large session costs: 200 pilots, half of 100,000 calls ended and half queued.
+"""Measure the cost of the page of a large session: 200 pilots, half of 100,000 calls ended and half queued.
 
 The pilots speak the protocol to a real manager and run nothing (`benchmarks.reliability.fake_pilots`). `stoker
 dashboard` shows the session; one client reads its events, as a browser does. The manager's work for the page is its
 processor time above that without the page.
-
-    python -m benchmarks.serving.dashboard [--pilots N] [--calls N] [--seconds S]
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import contextlib
 import json
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,23 +21,15 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.harness import in_turns, run_side
-from benchmarks.reliability.recovery import Ended, World
-from benchmarks.starting import STOKER, cpu_s, keep_state_in, print_side
+from benchmarks.reliability.recovery import Ended, fake_world
+from benchmarks.starting import STOKER, cpu_s
 from benchmarks.tables import Bar, Line, Table
-
-NAME, TITLE = "dashboard", "the page of a session with 200 pilots and 100,000 calls"
-SIDE = "benchmarks.serving.dashboard"
-PILOTS, CALLS, SECONDS = 200, 100_000, 60.0
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    pilots, calls, seconds, repeats = (20, 2_000, 12.0, 1) if quick else (PILOTS, CALLS, SECONDS, 3)
-    options = ["--pilots", str(pilots), "--calls", str(calls), "--seconds", str(seconds)]
-
-    def told(_: str, run: dict[str, float]) -> str:
-        return f"{run['page_ms'] + run['manager_ms']:.0f} ms per update, {run['share']:.1f} % of a core"
-
-    [found] = in_turns({"page": partial(run_side, SIDE, *options)}, repeats, say, told).values()
+    pilots, calls, seconds, repeats = (20, 2_000, 12.0, 1) if quick else (200, 100_000, 60.0, 3)
+    one = partial(run_side, side, pilots=pilots, calls=calls, seconds=seconds)
+    [found] = in_turns({"page": one}, repeats, say).values()
     page, manager = ([run[part] for run in found] for part in ("page_ms", "manager_ms"))
     both = [ours + theirs for ours, theirs in zip(page, manager, strict=True)]
     updates, kilobytes = ([run[name] for run in found] for name in ("updates", "update_kb"))
@@ -55,31 +44,26 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             bar=Bar(at_most=2.0), last_digits=2,
         ),
     ]  # fmt: skip
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
-def side(pilots: int = PILOTS, calls: int = CALLS, seconds: float = SECONDS) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="dashboard-") as folder:
-        keep_state_in(folder)
-        return measured(Path(folder) / "session", pilots, calls, seconds)
-
-
-def measured(folder: Path, pilots: int, calls: int, seconds: float) -> dict[str, float]:
-    world, counter = World(folder, pilots=pilots, devices=1, hold_after=calls // 2), Ended()
-    world.submit(calls, counter)
-    counter.wait(calls // 2)
-    world.wait_until_accepted(calls, counter)
-    manager = psutil.Process(world.manager.pid)
-    time.sleep(3.0)  # The manager still works after the last call.
-    alone_s = _used(manager, lambda: time.sleep(seconds / 2)) / (seconds / 2)
-    with _page(folder) as (process, address):
-        for _ in _updates(address, 3.0):  # the page has read the session and its history
-            pass
-        sizes: list[int] = []
-        before = cpu_s(process)
-        manager_s = _used(manager, lambda: sizes.extend(_updates(address, seconds)))
-        page_s = cpu_s(process) - before
-    world.end()
+def side(pilots: int, calls: int, seconds: float) -> dict[str, float]:
+    with fake_world(pilots=pilots, devices=1, hold_after=calls // 2) as world:
+        counter = Ended()
+        world.submit(calls, counter)
+        counter.wait(calls // 2)
+        world.wait_until_accepted(calls, counter)
+        manager = psutil.Process(world.manager.pid)
+        time.sleep(3.0)  # The manager still works after the last call.
+        alone_s = _used(manager, lambda: time.sleep(seconds / 2)) / (seconds / 2)
+        with _page(world.folder.path) as (process, address):
+            for _ in _updates(address, 3.0):  # the page has read the session and its history
+                pass
+            sizes: list[int] = []
+            before = cpu_s(process)
+            manager_s = _used(manager, lambda: sizes.extend(_updates(address, seconds)))
+            page_s = cpu_s(process) - before
+        world.end()
     return {
         "updates": float(len(sizes)), "update_kb": sum(sizes) / len(sizes) / 1e3, "share": 100 * page_s / seconds,
         "page_ms": 1e3 * page_s / len(sizes), "manager_ms": 1e3 * (manager_s - alone_s * seconds) / len(sizes),
@@ -125,7 +109,3 @@ def _used(process: psutil.Process, during: Callable[[], object]) -> float:
     before = cpu_s(process)
     during()
     return cpu_s(process) - before
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

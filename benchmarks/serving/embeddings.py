@@ -1,4 +1,4 @@
-"""Embedding many short texts: Stoker's `encoder` in a session, against a sorting script and padding to the maximum.
+"""Measure embeddings of short texts: Stoker's `encoder` in a session, a sorting script, and padding to the maximum.
 
 Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal. The model has
 all-MiniLM-L6-v2's shape and random weights. *Sorted*: by length, in batches of 32 padded to the longest, with two
@@ -18,37 +18,31 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks.harness import in_turns, missing, ratios, run_side
-from benchmarks.starting import print_side
+from benchmarks.harness import in_turns, need, ratios, run_side
 from benchmarks.tables import Bar, Line, Table
 
-NAME, TITLE = "embeddings", "embedding texts as long as tweets: Stoker, a script that sorts them, padding to 512"
-SIDE = "benchmarks.serving.embeddings"
+LENGTHS = Path(os.environ.get("STOKER_TRACES", ""), "lengths", "tweet_token_lengths.csv.gz")
+MEDIAN, P98, SHORTEST, LONGEST = 23, 61, 4, 294
+WORDS, BATCH, POSITIONS = 5000, 32, 512
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if why := missing("torch", "transformers"):
-        return Table(name=NAME, title=TITLE, skipped=why)
+    need("torch", "transformers")
     repeats, texts, padded = (1, 300, 20) if quick else (3, 20_000, 600)
 
     def rate(name: str) -> float:
-        count = str(padded if name == "padded" else texts)
-        ways = [("--processes", "1"), ("--processes", "2")] if name == "sorted" else [()]
-        return max(float(run_side(SIDE, name, "--texts", count, *way)["texts_per_s"]) for way in ways)
+        count = padded if name == "padded" else texts
+        ways = (1, 2) if name == "sorted" else (1,)
+        return max(float(run_side(side, way=name, texts=count, processes=way)["texts_per_s"]) for way in ways)
 
     found = in_turns({name: partial(rate, name) for name in ("stoker", "sorted", "padded")}, repeats, say)
     lines = [Line(what=name, cells={"texts/s": rates}, digits=0) for name, rates in found.items()]
     for other, least in (("padded", 1.5), ("sorted", 0.95)):
         cells = {"ratio": ratios(found["stoker"], found[other])}
         lines.append(Line(what=f"stoker against {other}", cells=cells, bar=Bar(at_least=least), digits=2))
-    return Table(name=NAME, title=TITLE, lines=lines)
-
-
-LENGTHS = Path(os.environ.get("STOKER_TRACES", ""), "lengths", "tweet_token_lengths.csv.gz")
-MEDIAN, P98, SHORTEST, LONGEST = 23, 61, 4, 294
-WORDS, BATCH, POSITIONS = 5000, 32, 512
+    return Table(lines=lines)
 
 
 def texts_like_tweets(count: int) -> list[str]:
@@ -158,20 +152,16 @@ def script_rate(folder: Path, all_texts: Sequence[str], *, longest: int = 0) -> 
     return script.embed_all(all_texts, longest=longest) / (time.perf_counter() - begun)
 
 
-def side(side: Literal["stoker", "sorted", "padded"], texts: int = 20_000, processes: int = 1) -> dict[str, float]:
+def side(way: str, texts: int, processes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="embeddings-") as place:
         folder, all_texts = Path(place) / "model", texts_like_tweets(texts)
         write_model(folder)
         os.environ.setdefault("STOKER_HOME", place + "/home")
-        match side:
+        match way:
             case "stoker":
                 rate = stoker_rate(folder, all_texts)
             case "sorted":
                 rate = sorted_rate(folder, all_texts, processes=processes)
-            case "padded":
+            case _:
                 rate = script_rate(folder, all_texts, longest=POSITIONS)
-    return {"texts_per_s": rate, "texts": texts}
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+    return {"texts_per_s": rate}

@@ -1,13 +1,9 @@
-"""What `stoker serve` adds to a model: processor time per streamed token, and time to the first token.
+"""Measure what `stoker serve` adds to a model: processor time per streamed token, and time to the first token.
 
 An engine without computation writes at a fixed pace (`paced_gateway.py`), so all processor time of the gateway, the
 manager, the pilot and the library is Stoker's. 1, 8 and 50 streams have the pace of a tiny model; 200 streams
-write 20 tokens/s each. At 200 streams the same requests also run in the session itself (`direct`), in turn.
-
-    python -m benchmarks.serving.gateway_cost direct|gateway --streams N --rounds N --tokens N --every S
-
-A side prints, for all but the first round: times to the first token (ms), delay beyond the pace, processor time per
-token, and the gateway's memory.
+write 20 tokens/s each. At 200 streams the same requests also run in the session itself (`direct`), in turn. The
+first round is not counted.
 """
 
 from __future__ import annotations
@@ -20,25 +16,20 @@ import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
+from typing import Any, NamedTuple
 
 import stoker
 from benchmarks.harness import in_turns, run_side
-from benchmarks.serving.gateways import cpu_seconds, memory_bytes, paced, request_bytes, us_per_token
+from benchmarks.serving.gateways import cpu_seconds, paced, request_bytes, us_per_token
 from benchmarks.serving.paced_gateway import REQUEST, FakeModel
-from benchmarks.starting import print_side
 from benchmarks.tables import Bar, Line, Table
 
-NAME, TITLE = "gateway_cost", "processor time per token, and time to the first token, that a gateway adds"
-SIDE = "benchmarks.serving.gateway_cost"
 PARTS = ("gateway", "manager", "pilot", "library")
 ADDED_MS = {50: 5.0, 99: 20.0}
 """The bar of each percentile of the added time to the first token."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(NamedTuple):
     """Streams of `tokens` each, one token of each every `every_s` seconds. `bar_us`: of a token, all processes."""
 
     streams: int
@@ -46,11 +37,6 @@ class Load(msgspec.Struct, frozen=True):
     tokens: int
     rounds: int
     bar_us: float
-
-    def side(self, side: str, *, quick: bool) -> Callable[[], dict[str, Any]]:
-        tokens, rounds = (max(self.tokens // 4, 10), 1) if quick else (self.tokens, self.rounds)
-        pace = ("--every", str(self.every_s), "--tokens", str(tokens), "--rounds", str(rounds))
-        return partial(run_side, SIDE, side, "--streams", str(self.streams), *pace)
 
 
 LOADS = (
@@ -61,14 +47,18 @@ LOADS = (
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     repeats, (*fast, slow) = 1 if quick else 3, LOADS
-    loads = {load: load.side("gateway", quick=quick) for load in fast[: 1 if quick else None]}
-    found = in_turns(loads, repeats, say, lambda load, run: f"{load.streams} streams {_sum_us(run):.0f} us")
-    sides = {side: slow.side(side, quick=quick) for side in ("gateway", "direct")}
-    pairs = in_turns(sides, repeats, say, lambda side, run: f"{side}, p50 {at(run['ttft_ms'], 50):.1f} ms")
+
+    def one(load: Load, side: str) -> Callable[[], dict[str, Any]]:
+        tokens, rounds = (max(load.tokens // 4, 10), 1) if quick else (load.tokens, load.rounds)
+        how: dict[str, Any] = {"streams": load.streams, "every_s": load.every_s, "tokens": tokens, "rounds": rounds}
+        return partial(run_side, measured, side=side, **how)
+
+    found = in_turns({load: one(load, "gateway") for load in fast[: 1 if quick else None]}, repeats, say)
+    pairs = in_turns({side: one(slow, side) for side in ("gateway", "direct")}, repeats, say)
     lines = [_cost(load, runs) for load, runs in {**found, slow: pairs["gateway"]}.items()]
     lines += [_added(percent, bar, slow.streams, pairs) for percent, bar in ADDED_MS.items()]
     notes = ["Processor time is in us per token. The sum leaves out the client."]
-    return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+    return Table(lines=lines, notes=notes)
 
 
 def at(numbers: list[float], percent: int) -> float:
@@ -148,25 +138,16 @@ async def ask(make: Streams, *, streams: int, rounds: int, tokens: int, every_s:
     await asyncio.gather(*(client() for _ in range(streams)))
     after = {**cpu_seconds(here), "client": time.process_time()}
     cpu_us = us_per_token(before, after, tokens=streams * (rounds + 1) * tokens)
-    return {"ttft_ms": sorted(ttft_ms), "late": sorted(late), "cpu_us": cpu_us, "memory_bytes": 0}
+    return {"ttft_ms": sorted(ttft_ms), "late": sorted(late), "cpu_us": cpu_us}
 
 
-def side(
-    side: Literal["direct", "gateway"], streams: int = 200, rounds: int = 3, tokens: int = 100, every: float = 0.05
-) -> dict[str, Any]:
-    how: dict[str, Any] = {"streams": streams, "rounds": rounds, "tokens": tokens, "every_s": every}
+def measured(side: str, every_s: float, **how: Any) -> dict[str, Any]:
+    """Read streams through a `gateway` or `direct`. `how`: arguments of `ask`."""
     random.seed(1)
     if side == "direct":
         with stoker.load(progress=False) as session:
-            model = FakeModel(every)
+            model = FakeModel(every_s)
             session.warm(model.context).result()
-            found = asyncio.run(ask(lambda tokens: direct_tokens(model.writes, tokens), **how))
-    else:
-        with paced(Path.cwd(), every_s=every) as port:
-            found = asyncio.run(ask(lambda tokens: http_tokens(port, tokens), **how))
-            found["memory_bytes"] = memory_bytes(Path.cwd())["gateway"]
-    return found
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+            return asyncio.run(ask(lambda tokens: direct_tokens(model.writes, tokens), every_s=every_s, **how))
+    with paced(Path.cwd(), every_s=every_s) as port:
+        return asyncio.run(ask(lambda tokens: http_tokens(port, tokens), every_s=every_s, **how))

@@ -1,4 +1,4 @@
-"""A gateway's memory over many requests.
+"""Measure a gateway's memory over many requests.
 
     python -m benchmarks.serving.gateway_memory --requests 100000
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import tempfile
 import time
@@ -19,14 +18,13 @@ from benchmarks.harness import machine, side_options
 from benchmarks.serving.gateways import memory_bytes, paced, request_bytes
 from benchmarks.serving.paced_gateway import REQUEST
 
-TOKENS = 4
+TOKENS, CLIENTS = 4, 16
 SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of the requests after which to print memory."""
 
 
-async def send(port: int, folder: Path, *, requests: int, clients: int) -> list[tuple[int, dict[str, float]]]:
-    """Send requests; return the memory after some numbers of them."""
-    found: list[tuple[int, dict[str, float]]] = []
+async def send(port: int, folder: Path, *, requests: int) -> None:
+    """Send requests; print the memory after some numbers of them."""
     due = {int(requests * share) for share in SHOWN}
     begun, numbers, ended = time.monotonic(), iter(range(1, requests + 1)), itertools.count(1)
 
@@ -49,22 +47,18 @@ async def send(port: int, folder: Path, *, requests: int, clients: int) -> list[
                 assert text.count(b'"content":"') == TOKENS + 1, text  # The first chunk has the role.
                 await reader.readuntil(b"0\r\n\r\n")
             if (done := next(ended)) in due:
-                found.append((done, memory_bytes(folder)))
-                sizes = ", ".join(f"{part} {size / 1e6:.1f}" for part, size in sorted(found[-1][1].items()))
+                sizes = ", ".join(f"{part} {size / 1e6:.1f}" for part, size in sorted(memory_bytes(folder).items()))
                 print(f"{done:,} requests, {time.monotonic() - begun:.0f} s; MB: {sizes}", flush=True)
         writer.close()
 
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return found
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
 
 def main() -> None:
-    asked = side_options(__doc__, requests=100_000, clients=16, json="")
+    asked = side_options(__doc__, requests=100_000)
     print(f"{machine()}; load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder, paced(Path(folder), every_s=0.0) as port:
-        found = asyncio.run(send(port, Path(folder), requests=asked.requests, clients=asked.clients))
-    if asked.json:
-        Path(asked.json).write_text(json.dumps({"machine": machine(), "memory_bytes": found}) + "\n")
+        asyncio.run(send(port, Path(folder), requests=asked.requests))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Tokens per second that clients receive behind one gateway process, and behind four workers.
+"""Measure the tokens per second that clients receive behind one gateway process, and behind four workers.
 
 `tiny`: `stoker serve` with a tiny random model, whose computation uses the same cores. `free`: one gateway process, and
 an engine without computation that writes faster than the gateway delivers (`paced_gateway.py`). The clients have two
 processes of their own and read raw sockets. All streams of a round begin at once; a first round warms up.
-
-    python -m benchmarks.serving.gateway_rate tiny|free [--workers N] [--streams N ...] [--tokens N]
 """
 
 from __future__ import annotations
@@ -18,17 +16,15 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import in_turns, missing, run_side
+from benchmarks.harness import in_turns, need, run_side
 from benchmarks.serving.gateways import cpu_seconds, paced, request_bytes, served, us_per_token
-from benchmarks.starting import keep_state_in, print_side
+from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 
-NAME, TITLE = "gateway_rate", "tokens/s that clients receive, behind one gateway process and four workers"
-SIDE = "benchmarks.serving.gateway_rate"
 STREAMS, TOKENS = (50, 200), 80_000
 """`TOKENS`: of all streams of a round."""
 BARS = {1: 20_000.0, 4: 50_000.0}
@@ -36,18 +32,14 @@ BARS = {1: 20_000.0, 4: 50_000.0}
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing("torch", "transformers"):
-        return Table(name=NAME, title=TITLE, skipped=reason)
-    tokens = ["--tokens", str(TOKENS // 20 if quick else TOKENS)]
-    streams = ["--streams", *map(str, STREAMS)]
+    need("torch", "transformers")
+    tokens = TOKENS // 20 if quick else TOKENS
     sides = {
-        ("tiny", 1): partial(run_side, SIDE, "tiny", *tokens, *streams),
-        ("tiny", 4): partial(run_side, SIDE, "tiny", *tokens, *streams, "--workers", "4"),
-        ("free", 1): partial(run_side, SIDE, "free", *tokens, "--streams", str(STREAMS[-1])),
+        (engine, workers): partial(run_side, side, engine=engine, workers=workers, streams=streams, tokens=tokens)
+        for engine, workers, streams in (("tiny", 1, STREAMS), ("tiny", 4, STREAMS), ("free", 1, STREAMS[-1:]))
     }
-    found = in_turns(sides, 1 if quick else 3, say, _told)
     lines = []
-    for (engine, workers), runs in found.items():
+    for (engine, workers), runs in in_turns(sides, 1 if quick else 3, say).items():
         for number in runs[0]:
             rounds = [run[number] for run in runs]
             cells = {f"{part}, us": [each["cpu_us"][part] for each in rounds] for part in rounds[0]["cpu_us"]}
@@ -58,15 +50,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         f"Clients, gateway, session and model shared {len(os.sched_getaffinity(0))} cores.",
         "Processor time is in us per token. The library's includes the model's computation.",
     ]
-    return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+    return Table(lines=lines, notes=notes)
 
 
 _ENGINES = {"tiny": "tiny model", "free": "without computation"}
-
-
-def _told(side: tuple[str, int], run: dict[str, Any]) -> str:
-    rates = ", ".join(f"{number}: {each['tokens_per_s']:,.0f}" for number, each in run.items())
-    return f"{_ENGINES[side[0]]}, --workers {side[1]}, tokens/s by streams: {rates}"
 
 
 # ---- one side
@@ -78,9 +65,7 @@ OFFERED = 100_000
 """Tokens/s that the engine without computation offers."""
 
 
-def side(
-    engine: Literal["tiny", "free"], workers: int = 1, streams: tuple[int, ...] = (200,), tokens: int = TOKENS
-) -> dict[int, Any]:
+def side(engine: str, workers: int, streams: list[int], tokens: int) -> dict[int, Any]:
     forked = multiprocessing.get_context("fork")
     with (
         tempfile.TemporaryDirectory(prefix="gateway-rate-") as place,
@@ -125,14 +110,10 @@ def _read_streams(port: int, model: str, tokens: int, streams: int) -> tuple[flo
 
 async def _read_stream(port: int, model: str, tokens: int) -> None:
     """Read a text. Raises RuntimeError if it does not have `tokens` tokens."""
-    asked: dict[str, Any] = {
-        "model": model,
-        "prompt": "a prompt",
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": True,
-    }
-    asked["stream_options"] = {"include_usage": True}
+    asked = {
+        "model": model, "prompt": "a prompt", "max_tokens": tokens, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request_bytes("/v1/completions", asked, headers={"Prefer": "wait=600"}))
@@ -143,7 +124,3 @@ async def _read_stream(port: int, model: str, tokens: int) -> None:
             raise RuntimeError(f"a stream without {tokens} tokens: {status!r} {end[-500:]!r}")
     finally:
         writer.close()
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

@@ -88,11 +88,7 @@ def _by_part(folder: Path | str, measure: Callable[[psutil.Process], float]) -> 
         with contextlib.suppress(psutil.Error):  # The process has ended, or belongs to another user.
             command = " ".join(process.cmdline())
             part = next((part for name, part in _PARTS.items() if name in command), "")
-            if part and (process.cwd() == str(folder) or any(str(folder) in each for each in _commands(process))):
+            commands = (" ".join(each.cmdline()) for each in (process, *process.parents()))
+            if part and (process.cwd() == str(folder) or any(str(folder) in each for each in commands)):
                 found[part].append(measure(process))
     return found
-
-
-def _commands(process: psutil.Process) -> Iterator[str]:
-    for each in (process, *process.parents()):
-        yield " ".join(each.cmdline())

@@ -1,11 +1,9 @@
-"""Texts that follow random JSON schemas: the share of valid answers, and seconds per token against free text.
+"""Measure texts that follow random JSON schemas: the share of valid answers, and seconds per token against free text.
 
 The schemas have the shapes of JSONSchemaBench (arXiv:2501.10868): nested objects, arrays, enums, patterns, numbers with
 bounds, `anyOf` and `$ref`. A tiny random model with the vocabulary of SmolLM2 draws at a temperature of 1, so it writes
 any token that a grammar allows. `jsonschema` judges each answer that ended by itself. Groups of 50 schemas, and free
 texts of the same lengths, run in one batch each, after a first run that warms up.
-
-    python -m benchmarks.serving.json_schemas [--schemas 1000]
 """
 
 from __future__ import annotations
@@ -20,21 +18,17 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from benchmarks.harness import MODEL, missing, run_side, take_turns
-from benchmarks.starting import print_side
+from benchmarks.harness import MODEL, need, numbers_of, run_side, take_turns
 from benchmarks.tables import Bar, Line, Table
 
-NAME, TITLE = "json_schemas", "answers that follow random JSON schemas, and their cost per token against free text"
-SCHEMAS, GROUP, LONGEST = 1_000, 50, 1_000
+GROUP, LONGEST = 50, 1_000
 Schema = dict[str, Any]
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL, "llguidance", "jsonschema"):
-        return Table(name=NAME, title=TITLE, skipped=reason)
-    count = str(GROUP if quick else SCHEMAS)
-    found = run_side("benchmarks.serving.json_schemas", "--schemas", count, timeout_s=7200)
-    say(", ".join(f"{name} {number}" for name, number in found.items() if name != "ratios"))
+    need(*MODEL, "llguidance", "jsonschema")
+    found = run_side(side, schemas=GROUP if quick else 1_000, timeout_s=7200)
+    say(numbers_of(found))
     ratio, judged = statistics.median(found["ratios"]), found["ended"]
     lines = [
         Line(
@@ -47,7 +41,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         ),
         Line(what="compilation of a schema, median", cells={"ms": [found["compile_ms"]]}, digits=1),
     ]  # fmt: skip
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 # ---- schemas
@@ -97,7 +91,7 @@ def _value(chance: random.Random, *, depth: int) -> Schema:
 # ---- one side
 
 
-def side(schemas: int = SCHEMAS) -> dict[str, Any]:
+def side(schemas: int) -> dict[str, Any]:
     model = _tiny_model()
     chance = random.Random(35)
     drawn = [random_schema(chance) for _ in range(schemas)]
@@ -180,7 +174,3 @@ def _tiny_model() -> Any:
         max_position_embeddings=2 * LONGEST, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     return CausalLM(LlamaForCausalLM(config).eval(), tokenizer, name="tiny", engine="continuous")
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

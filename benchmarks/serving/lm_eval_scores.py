@@ -1,10 +1,8 @@
-"""Scores of lm-eval through `stoker serve` (`local-completions`) and by its own Hugging Face backend (`hf`).
+"""Compare scores of lm-eval through `stoker serve` (`local-completions`) and by its own Hugging Face backend (`hf`).
 
 The model is SmolLM2-135M in float32, the same folder on both sides. The items are made from FEVER's claims of
 `apps/fact_verification`: 102 claims with three labels (log-likelihoods), and copies of 30 claims (generation).
-lm-eval has its own environment; `measure` takes its Python from `LM_EVAL_PYTHON`.
-
-    python -m benchmarks.serving.lm_eval_scores --python /path/to/lm-eval/bin/python [--items N]
+lm-eval has its own environment, with the Python `LM_EVAL_PYTHON`.
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import MODEL, missing, output_of, run_side
+from benchmarks.harness import MODEL, Skipped, need, output_of, run_side
 from benchmarks.serving.gateways import served
-from benchmarks.starting import keep_state_in, print_side
+from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model
 from stoker.contexts.snapshot import weights_folder
 
-NAME, TITLE = "lm_eval", "scores of lm-eval through a gateway, and by its Hugging Face backend"
 CLAIMS, COPIES = 102, 30
 SCORES = {"claim_labels": "acc", "copied_claims": "exact_match"}
 """The metric of each task."""
@@ -34,12 +31,11 @@ PYTHON = os.environ.get("LM_EVAL_PYTHON", sys.executable)
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    need(*MODEL)
     if subprocess.run([PYTHON, "-c", "import lm_eval"], capture_output=True, check=False).returncode:
-        return Table(name=NAME, title=TITLE, skipped=f"{PYTHON} cannot import lm_eval; LM_EVAL_PYTHON names another")
+        raise Skipped(f"{PYTHON} cannot import lm_eval; LM_EVAL_PYTHON names another")
     items = 6 if quick else CLAIMS
-    found = run_side("benchmarks.serving.lm_eval_scores", "--python", PYTHON, "--items", str(items), timeout_s=3600)
+    found = run_side(side, items=items, timeout_s=3600)
     lines = []
     for task, by_side in found.items():
         say(", ".join([task, *(f"{side} {score:.4f}" for side, score in by_side.items())]))
@@ -48,7 +44,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         what = f"{task}, {SCORES[task]}, {min(items, COPIES) if task == 'copied_claims' else items} items"
         bar = Bar(at_most=0.01, repeats=1)
         lines.append(Line(what=what, cells={**cells, "difference": [difference]}, bar=bar, digits=4, last_digits=4))
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 # ---- one side
@@ -60,7 +56,7 @@ SHOTS = 3
 """Solved examples before each item of `copied_claims`."""
 
 
-def side(python: str = PYTHON, items: int = CLAIMS) -> dict[str, dict[str, float]]:
+def side(items: int) -> dict[str, dict[str, float]]:
     import torch
 
     with tempfile.TemporaryDirectory(prefix="lm-eval-") as place:
@@ -69,11 +65,11 @@ def side(python: str = PYTHON, items: int = CLAIMS) -> dict[str, dict[str, float
         shutil.copytree(weights_folder(default_model(), dtype=torch.float32)[0], folder / "model")
         _write_tasks(folder / "tasks", items)
         options = f"pretrained={folder}/model,dtype=float32"
-        found = {"hf": _scores(python, folder, "hf", options, "--device", "cpu")}
+        found = {"hf": _scores(folder, "hf", options, "--device", "cpu")}
         with served(folder, MODELS) as port:
             options = f"model=smollm2,base_url=http://127.0.0.1:{port}/v1/completions,tokenizer={folder}/model"
             options += ",num_concurrent=4,tokenized_requests=False,timeout=600"
-            found["gateway"] = _scores(python, folder, "local-completions", options)
+            found["gateway"] = _scores(folder, "local-completions", options)
     return {task: {side: scores[task] for side, scores in found.items()} for task in SCORES}
 
 
@@ -107,11 +103,11 @@ def _write_task(folder: Path, name: str, rows: list[dict[str, Any]], **settings:
     (folder / f"{name}.yaml").write_text(json.dumps(task))
 
 
-def _scores(python: str, folder: Path, model: str, options: str, *more: str) -> dict[str, float]:
+def _scores(folder: Path, model: str, options: str, *more: str) -> dict[str, float]:
     """Run lm-eval, and return each task's score."""
     out = folder / f"scores-{model}"
     command = [
-        python, "-m", "lm_eval", "run", "--model", model, "--model_args", options, "--tasks", *SCORES, "--include_path",
+        PYTHON, "-m", "lm_eval", "run", "--model", model, "--model_args", options, "--tasks", *SCORES, "--include_path",
         str(folder / "tasks"), "--batch_size", "8", "--output_path", str(out), *more,
     ]  # fmt: skip
     offline = {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "-"}
@@ -123,7 +119,3 @@ def _scores(python: str, folder: Path, model: str, options: str, *more: str) -> 
         task: float(next(value for name, value in results[task].items() if name.split(",")[0] == metric))
         for task, metric in SCORES.items()
     }
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

@@ -1,50 +1,47 @@
-"""A switch between two models of which only one fits: the time from a request for the other model to its first token.
+"""Measure a switch between two models of which one fits: from a request for the other model to its first token.
 
 The other model wakes up, or loads from a snapshot or its original file ("nothing"), under a policy that lets no
 library sleep. Both models are SmolLM2-135M in float32; files are in the page cache. "copied" copies the weights once,
-as a GPU does.
-
-    python -m benchmarks.serving.model_switch asleep|snapshot|nothing --switches 4      in a session
-    python -m benchmarks.serving.model_switch copied --switches 4       two library-like processes, without a session
+as a GPU does, in two library-like processes without a session.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any
 
 import stoker
 from benchmarks.baselines import sleepless
-from benchmarks.harness import MODEL, in_turns, missing, ratios, run_side
-from benchmarks.starting import local_session, print_side
+from benchmarks.harness import MODEL, in_turns, need, ratios, run_side
+from benchmarks.starting import local_session
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import SNAPSHOTS
 from stoker.pilot.devices import cpu
 from stoker.site import Policy
 
-NAME, TITLE = "model_switch", "from the request for a model until its first token, while another is hot in its place"
-SIDE = "benchmarks.serving.model_switch"
+PROMPT = "The capital of France is"
+THREADS = 1
+"""Threads of each model."""
+SHARE = 0.55
+"""Share of the device's memory (nine tenths of the host's) per model, so one of two models fits."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    need(*MODEL)
     repeats, switches = (1, 1) if quick else (3, 3)
     with tempfile.TemporaryDirectory(prefix="model-switch-") as folder:
         sides = {
-            way: partial(run_side, SIDE, way, "--switches", str(switches), "--snapshots", folder)
-            for way in ("copied", "asleep", "snapshot")
+            way: partial(run_side, side, way=way, switches=count, environment={SNAPSHOTS: folder})
+            for way, count in (("copied", switches), ("asleep", switches), ("snapshot", switches), ("nothing", 1))
         }
-        sides["nothing"] = partial(run_side, SIDE, "nothing", "--switches", "1", "--snapshots", folder)
-        runs = in_turns(sides, repeats, say, lambda way, one: f"{way} {statistics.median(one['seconds']):.3f} s")
+        runs = in_turns(sides, repeats, say)
     found = {way: [statistics.median(one["seconds"]) for one in several] for way, several in runs.items()}
     found["hot"] = [statistics.median(one["hot"]) for one in runs["snapshot"]]
     weights = runs["copied"][-1]["weights_bytes"]
@@ -63,16 +60,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     ]
     note = (
         f"On a CPU a model that sleeps keeps its weights ({weights / 1e6:.0f} MB) in place; 'copied' has those of both"
+        " models copied once in memory, as for a GPU."
     )
-    note += " models copied once in memory, as for a GPU."
-    return Table(name=NAME, title=TITLE, lines=lines, notes=[note])
-
-
-PROMPT = "The capital of France is"
-THREADS = 1
-"""Threads of each model."""
-SHARE = 0.55
-"""Share of the device's memory (nine tenths of the host's) per model, so one of two models fits."""
+    return Table(lines=lines, notes=[note])
 
 
 def write(model: Any, prompt: str) -> Iterator[str]:
@@ -160,15 +150,7 @@ def switch_copied(*, switches: int) -> dict[str, Any]:
     return {"seconds": found, "weights_bytes": weights}
 
 
-def side(
-    way: Literal["asleep", "snapshot", "nothing", "copied"], switches: int = 4, snapshots: str = ""
-) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="snapshots-") as folder:
-        os.environ[SNAPSHOTS] = snapshots or folder
-        if way == "copied":
-            return switch_copied(switches=switches)
-        return switch_in_session(switches=switches, snapshot=way != "nothing", sleeps=way == "asleep")
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+def side(way: str, switches: int) -> dict[str, Any]:
+    if way == "copied":
+        return switch_copied(switches=switches)
+    return switch_in_session(switches=switches, snapshot=way != "nothing", sleeps=way == "asleep")

@@ -1,9 +1,7 @@
-"""`stoker batch` on two pilots of this machine, while the manager and each pilot are killed once.
+"""Measure `stoker batch` on two pilots of this machine, while the manager and each pilot are killed once.
 
 *Useful* is the requests' device time without kills divided by the pilot-seconds of the run with kills, until the last
 answer. The side fails unless each `custom_id` has one answer, equal in both runs except for rounding.
-
-`python -m benchmarks.serving.openai_batch --requests 20000` prints one pair of runs.
 """
 
 from __future__ import annotations
@@ -16,30 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import missing, processes, run_side
-from benchmarks.starting import STOKER, print_side
+from benchmarks.harness import need, numbers_of, processes, run_side
+from benchmarks.starting import STOKER
 from benchmarks.tables import Bar, Line, Table
-
-NAME, TITLE = "openai_batch", "an OpenAI batch file while the manager and every pilot are killed once"
-SIDE = "benchmarks.serving.openai_batch"
-
-
-def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if why := missing("torch", "transformers"):
-        return Table(name=NAME, title=TITLE, skipped=why)
-    requests = 150 if quick else 20_000
-    run: dict[str, Any] = run_side(SIDE, "--requests", str(requests), timeout_s=3600)
-    say(", ".join(f"{name} {value:,.2f}" for name, value in run.items()))
-    names = {"s": "seconds", "pilot-seconds": "pilot_s", "requests/s of a device": "per_device_s", "useful": "useful"}
-    cells = {heading: [run[name]] for heading, name in names.items()}
-    what = f"{requests:,} requests of 16 to 48 tokens, two pilots and the manager killed"
-    return Table(name=NAME, title=TITLE, lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85, repeats=1))])
-
 
 PILOTS = 2
 SITE = f'[pilot]\ndevices = "cpu:1"\ninit_blocks = {PILOTS}\nmax_blocks = {PILOTS}\n'
@@ -47,7 +28,18 @@ PILOT, MANAGER = "stoker.pilot.main", "stoker.manager.main"
 LIMIT_S = 3600.0
 
 
-def side(requests: int = 2_000) -> dict[str, float]:
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    need("torch", "transformers")
+    requests = 150 if quick else 20_000
+    run = run_side(side, requests=requests, timeout_s=3600)
+    say(numbers_of(run))
+    names = {"s": "seconds", "pilot-seconds": "pilot_s", "requests/s of a device": "per_device_s", "useful": "useful"}
+    cells = {heading: [run[name]] for heading, name in names.items()}
+    what = f"{requests:,} requests of 16 to 48 tokens, two pilots and the manager killed"
+    return Table(lines=[Line(what=what, cells=cells, bar=Bar(at_least=0.85, repeats=1))])
+
+
+def side(requests: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="batch-") as place:
         folder = Path(place)
         write_tiny_model(folder / "tiny")
@@ -69,7 +61,7 @@ def side(requests: int = 2_000) -> dict[str, float]:
     per_device_s = calm["per_s"] / PILOTS
     return {
         "useful": requests / per_device_s / disturbed["pilot_s"], "pilot_s": disturbed["pilot_s"],
-        "seconds": disturbed["seconds"], "per_device_s": per_device_s, "killed": disturbed["killed"],
+        "seconds": disturbed["seconds"], "per_device_s": per_device_s,
     }  # fmt: skip
 
 
@@ -98,7 +90,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
     `per_s`: answers a second between 10 and 90 % of the requests.
     """
     began = last = time.monotonic()
-    pilot_s, done, killed = 0.0, 0, 0
+    pilot_s, done = 0.0, 0
     pilots: dict[int, psutil.Process] = {}
     marks: list[tuple[float, int]] = []
     plan = [(0.25, PILOT), (0.5, MANAGER), (0.75, PILOT)] if kills else []
@@ -107,7 +99,7 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
         if time.monotonic() - began > LIMIT_S:
             raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")
         time.sleep(0.2)
-        now, done = time.monotonic(), count_lines(part)
+        now, done = time.monotonic(), part.read_bytes().count(b"\n") if part.exists() else 0
         pilot_s += (now - last) * sum(is_alive(pilot) for pilot in pilots.values())
         last = now
         for process in processes(PILOT, folder, besides=pilots):
@@ -119,24 +111,13 @@ def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: in
             _, module = plan.pop(0)
             first = first or list(pilots.values())
             (first.pop() if module == PILOT else next(iter(processes(MANAGER, folder)))).kill()
-            killed += 1
-    if kills and killed != PILOTS + 1:
-        raise SystemExit(f"{killed} of {PILOTS + 1} processes were killed")
+    if plan:
+        raise SystemExit(f"{len(plan)} of {PILOTS + 1} processes were not killed")
     (from_s, had), (to_s, has) = marks if len(marks) == 2 else ((began, 0), (last, done))
-    return {
-        "pilot_s": pilot_s, "seconds": last - began, "killed": killed, "per_s": (has - had) / (to_s - from_s),
-    }  # fmt: skip
+    return {"pilot_s": pilot_s, "seconds": last - began, "per_s": (has - had) / (to_s - from_s)}
 
 
 def is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

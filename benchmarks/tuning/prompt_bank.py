@@ -28,10 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import MODEL, machine, missing, run_side
-from benchmarks.starting import print_side
+from benchmarks.harness import MODEL, machine, need, run_side
 from benchmarks.tables import Line, Table
-from benchmarks.tuning.prompt_tasks import DATA, PROMPTS, TASKS
+from benchmarks.tuning.prompt_tasks import PROMPTS, TASKS, need_prompts
 from stoker.chance import Stream
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
@@ -42,36 +41,27 @@ from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_scale
 from stoker.tuning.bank.layers import build as build_layers
-from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, score_all_candidates, two_layers
+from stoker.tuning.bank.lookup import SAVING, Score, look_up, score_all_candidates, two_layers
 
 SAMPLE_SEED = 0
 SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with seed {SAMPLE_SEED}."
-NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
-GROUPS = "prompt_groups"
-GROUPS_TITLE = "the Prompt Bank's two layers: how alike prompts are, and what the number of clusters costs"
 tell = partial(print, file=sys.stderr, flush=True)
 CLUSTER_COUNTS, NEAREST = (10, 25, 50, 100, 200, 400), 5
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    found = scored(say, quick=quick)
-    return Table(name=NAME, title=TITLE, skipped=found) if isinstance(found, str) else table_of(found)
+    return table_of(scored(say, quick=quick))
 
 
 def groups(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    found = scored(say, quick=quick)
-    if isinstance(found, str):
-        return Table(name=GROUPS, title=GROUPS_TITLE, skipped=found)
-    return groups_table(found, score_s=found["score_s"])
+    return groups_table(scored(say, quick=quick))
 
 
-def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any] | str:
-    if reason := missing(*MODEL):
-        return reason
-    if not PROMPTS.exists():
-        return f"{DATA} has no prompts; the candidates are not in the repository"
-    size = ("--candidates", "60", "--samples", "2", "--tasks", "claims", "--clusters", "8") if quick else ()
-    found: dict[str, Any] = run_side("benchmarks.tuning.prompt_bank", *size, timeout_s=12 * 3600)
+def scored(say: Callable[[str], None], *, quick: bool) -> dict[str, Any]:
+    need(*MODEL)
+    need_prompts()
+    small: dict[str, Any] = {"candidates": 60, "samples": 2, "tasks": ["claims"], "clusters": 8} if quick else {}
+    found: dict[str, Any] = run_side(side, timeout_s=12 * 3600, **small)
     say(found["machine"])
     return found
 
@@ -101,28 +91,28 @@ def table_of(found: dict[str, Any]) -> Table:
         f"reading all features took {found['read_s']:,.0f} s, grouping {found['group_s']:.1f} s, a score"
         f" {found['score_s'] * 1000:.0f} ms",
     ]
-    return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+    return Table(lines=lines, notes=notes)
 
 
-def groups_table(found: dict[str, Any], *, score_s: float) -> Table:
-    lines = []
+def groups_table(found: dict[str, Any]) -> Table:
+    lines, score_s = [], found["score_s"]
     for k, of_tasks in found["groups"].items():
-        cells = {"scores": [one["scores"] for one in of_tasks], "regret, nats": [one["regret"] for one in of_tasks]}
-        if score_s:
-            cells = {"latency, s": [one["scores"] * score_s for one in of_tasks], **cells}
+        scores = [one["scores"] for one in of_tasks]
+        cells = {
+            "latency, s": [count * score_s for count in scores], "scores": scores,
+            "regret, nats": [one["regret"] for one in of_tasks],
+        }  # fmt: skip
         lines.append(Line(what=f"two layers, K = {k}, {len(of_tasks)} tasks", cells=cells, digits=1, last_digits=3))
     notes = [SETTING] + [
         f"Cosine similarity of {kind} features, the median over {found['candidates']:,} prompts (10th to 90th"
         " percentile): " + ", ".join(f"{name} {at[1]:.2f} ({at[0]:.2f} to {at[2]:.2f})" for name, at in of_kind.items())
         for kind, of_kind in found["similarity"].items()
     ]
-    if score_s:
-        whole = score_s * found["candidates"]
-        notes.append(
-            "Latency was not timed: it is the number of scores times the mean time of a score, which was measured. A"
-            f" score takes {score_s * 1e3:.1f} ms there, and scoring all of them {whole:,.0f} s."
-        )
-    return Table(name=GROUPS, title=GROUPS_TITLE, lines=lines, notes=notes)
+    notes.append(
+        "Latency was not timed: it is the number of scores times the mean time of a score, which was measured. A score"
+        f" takes {score_s * 1e3:.1f} ms there, and scoring all of them {score_s * found['candidates']:,.0f} s."
+    )
+    return Table(lines=lines, notes=notes)
 
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
@@ -164,35 +154,29 @@ class Scores:
         return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
 
 
-def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
-    """Return the result of each kind of lookup; for random lookups, the best loss of each draw."""
+def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, tuple[int, list[float]]]:
+    """Return the scores that each kind of lookup computes, and the losses of the prompts that it finds."""
     size = len(layers)
-    found: dict[str, LookupResult | list[float]] = {
-        "two layers (the paper's)": two_layers(layers, score),
-        "best bin first, the default limit": look_up(layers, score),
-    }
+    default = look_up(layers, score)
+    looked = {"two layers (the paper's)": two_layers(layers, score), "best bin first, the default limit": default}
     for part in (30, 20, 10, 6):
-        found[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
-    default = found["best bin first, the default limit"]
+        looked[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
     losses = np.array(score([candidate.text for candidate in layers]))
     draws = [
-        sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores]  # type: ignore[union-attr]
-        for turn in range(100)
+        sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores] for turn in range(100)
     ]
-    found["as many at random (mean of 100)"] = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: see `ranked`
-    return found
+    best = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: see `ranked`
+    found = {kind: (one.scores, [one.loss]) for kind, one in looked.items()}
+    return {**found, "as many at random (mean of 100)": (default.scores, best)}
 
 
-def judge_lookup(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
+def judge_lookup(scores: int, found: list[float], losses: list[float]) -> dict[str, float]:
     best, middle = losses[0], statistics.median(losses)
-    of = [found.loss] if isinstance(found, LookupResult) else found
-    regrets = [loss - best for loss in of]
+    regret = statistics.mean(loss - best for loss in found)
     return {
-        "scores": found.scores if isinstance(found, LookupResult) else scores,
-        "regret": statistics.mean(regrets),
-        "part": statistics.mean(regrets) / max(middle - best, 1e-9),
-        "rank": statistics.mean(1 + sum(other < loss for other in losses) for loss in of),
-    }
+        "scores": scores, "regret": regret, "part": regret / max(middle - best, 1e-9),
+        "rank": statistics.mean(1 + sum(other < loss for other in losses) for loss in found),
+    }  # fmt: skip
 
 
 def similarities(features: Array) -> dict[str, dict[str, list[float]]]:
@@ -226,12 +210,10 @@ def groupings(
     return found
 
 
-def side(
-    candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks: tuple[str, ...] = FIRST, folder: str = ""
-) -> dict[str, Any]:
+def side(candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks: Sequence[str] = ()) -> dict[str, Any]:
     """Score candidates spread evenly over the file (0: all) for tasks with `samples` each (0: 16 on a GPU, else 4).
 
-    Without a GPU, the default is the first 4 tasks. `folder`: for records.
+    The default is all tasks on a GPU, else the first 4.
     """
     import torch
 
@@ -241,8 +223,8 @@ def side(
     every = read_candidates(PROMPTS)
     wanted = candidates or len(every)
     some = [every[place * len(every) // wanted] for place in range(wanted)]
-    samples, tasks = samples or (16 if on_gpu else 4), FIRST[:4] if tuple(tasks) == FIRST and not on_gpu else tasks
-    records = Path(folder) if folder else state_folder() / "prompt-bank-benchmark"
+    samples, tasks = samples or (16 if on_gpu else 4), tasks or FIRST[: None if on_gpu else 4]
+    records = state_folder() / "prompt-bank-benchmark"
     records.mkdir(parents=True, exist_ok=True)
     bank_folder = records / f"{len(some)}-of-{len(every)}"
     read_s = 0.0
@@ -272,10 +254,8 @@ def side(
         of_task[task] = score
         every_loss = score_all_candidates(layers, score).losses.values()
         losses = sorted(loss for loss in every_loss if not math.isnan(loss))
-        of_kinds = lookup_kinds(layers, score, seed=0)
-        default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
-        for kind, one in of_kinds.items():
-            found.setdefault(kind, []).append(judge_lookup(one, losses, scores=default))
+        for kind, looked in lookup_kinds(layers, score, seed=0).items():
+            found.setdefault(kind, []).append(judge_lookup(*looked, losses))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
     readings = Readings(bank_folder, model=Path(default_model()).name, reading=build.reading_of())
@@ -284,12 +264,8 @@ def side(
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
         "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,
         "tasks": tasks, "kinds": found, "read_s": read_s, "group_s": group_s,
-        "score_s": spent_s / scored if scored else 0.0,
+        "score_s": spent_s / scored,
         "two_layers_mean": len(sizes) - 1 + sum(size * size for size in sizes) / sum(sizes),
         "two_layers_worst": len(sizes) - 1 + max(sizes),
         "similarity": similarities(features), "groups": groupings(some, features, of_task),
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

@@ -22,12 +22,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from benchmarks.harness import MODEL, missing, run_side
+from benchmarks.harness import MODEL, Skipped, need, run_side
 from benchmarks.tables import Bar, Line, Table
-from benchmarks.tuning.prompt_tasks import DATA, PROMPTS
+from benchmarks.tuning.prompt_tasks import need_prompts
 from stoker.chance import Stream
 
-NAME, TITLE = "prompt_quality", "the prompt chosen by score: iterations to accuracy against others"
 DRAWS = 10_000
 SPREAD_TASK, SPREAD = "claims", 20
 """Task and number of prompts for Figure 2c."""
@@ -42,11 +41,12 @@ KINDS = (
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing(*MODEL[: 2 if quick else None], "peft"):
-        return Table(name=NAME, title=TITLE, skipped=reason)
-    if not quick and not PROMPTS.exists():
-        return Table(name=NAME, title=TITLE, skipped=f"{DATA} has no prompts; the candidates are not in the repository")
-    found = run_side("benchmarks.tuning.prompt_quality_side", *(("--quick",) if quick else ()), timeout_s=12 * 3600)
+    from benchmarks.tuning.prompt_quality_side import run
+
+    need(*MODEL[: 2 if quick else None], "peft")
+    if not quick:
+        need_prompts()
+    found = run_side(run, quick=quick, timeout_s=12 * 3600)
     say(found["machine"])
     return table_of(found)
 
@@ -55,7 +55,7 @@ def table_of(found: dict[str, Any]) -> Table:
     tasks: dict[str, Any] = found["tasks"]
     settings = found["settings"]
     if not tasks:
-        return Table(name=NAME, title=TITLE, skipped="no task is whole; the side has to go on")
+        raise Skipped("no task is whole; the side has to go on")
     lines, notes = [], []
     for suffix, how in (("", ""), ("_between", ", between evaluations")):
         for what, name, least in KINDS:
@@ -84,7 +84,7 @@ def table_of(found: dict[str, Any]) -> Table:
             )
         notes.append(_spread(task, one))
     notes.append(f"at most {settings['iterations']} iterations, {found['spent_s']:,.0f} s of processor time in all")
-    return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+    return Table(lines=lines, notes=notes)
 
 
 def _spread(task: str, one: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ Each lookup and tuning appends a record, so a stopped run resumes, and two runs 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import json
@@ -252,35 +251,39 @@ def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[st
     }  # fmt: skip
 
 
-def run(asked: argparse.Namespace) -> dict[str, Any]:
-    settings = QUICK if asked.quick else Settings()
-    settings = msgspec.structs.replace(settings, model="tiny" if asked.quick else Path(default_model()).name)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    tasks = [*asked.tasks] or (["letters"] if asked.quick else [*CHOSEN])
-    with RecordLog(asked.folder / f"curves-{settings.digest}.jsonl", key=("task", "part", "prompt")) as log:
-        if not asked.report:
-            run_tasks(log, tasks, settings, asked)
+def run(tasks: Sequence[str] = (), quick: bool = False, report: bool = False, folder: str = "") -> dict[str, Any]:
+    """Run tasks. `quick`: with a tiny random model and a task of letters; `report`: only report the records; `folder`:
+    for records, by default in the state folder.
+    """
+    place = Path(folder) if folder else state_folder() / "prompt-quality-benchmark"
+    settings = QUICK if quick else Settings()
+    settings = msgspec.structs.replace(settings, model="tiny" if quick else Path(default_model()).name)
+    place.mkdir(parents=True, exist_ok=True)
+    tasks = tasks or (["letters"] if quick else CHOSEN)
+    with RecordLog(place / f"curves-{settings.digest}.jsonl", key=("task", "part", "prompt")) as log:
+        if not report:
+            run_tasks(log, tasks, settings, place / f"bank-{settings.digest}", quick=quick)
         return summary(log, settings, tasks)
 
 
-def run_tasks(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argparse.Namespace) -> None:
+def run_tasks(log: RecordLog, tasks: Sequence[str], settings: Settings, bank_folder: Path, *, quick: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
-    ambient.enter_library(device="cuda:0" if torch.cuda.is_available() and not asked.quick else "cpu")
+    ambient.enter_library(device="cuda:0" if torch.cuda.is_available() and not quick else "cpu")
     try:
-        if asked.quick:
+        if quick:
             model, candidates = toy()
         else:
             model = load_causal_lm(default_model(), dtype="float32", engine="transformers")
             candidates = read_candidates(PROMPTS)
         bank = ensure_bank(
-            asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,
-            reading=build.reading_of(), read=build.reader(model), k=8 if asked.quick else CLUSTERS,
+            bank_folder, candidates, model=settings.model,
+            reading=build.reading_of(), read=build.reader(model), k=8 if quick else CLUSTERS,
             capacity=len(candidates), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
         )  # fmt: skip
         benches = [
-            Bench(model, bank.layers, settings, log, task=task, pairs=letters() if asked.quick else TASKS[task]())
+            Bench(model, bank.layers, settings, log, task=task, pairs=letters() if quick else TASKS[task]())
             for task in tasks
         ]
         for bench in benches:
@@ -288,8 +291,8 @@ def run_tasks(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: a
         for bench in benches:
             bench.compare_induced()
         for bench in benches:
-            if asked.quick or bench.task == SPREAD_TASK:
-                bench.spread(4 if asked.quick else SPREAD)
+            if quick or bench.task == SPREAD_TASK:
+                bench.spread(4 if quick else SPREAD)
     finally:
         ambient.leave_library()
 
@@ -320,17 +323,3 @@ def toy() -> tuple[CausalLM, list[Candidate]]:
 
 def tell(said: object) -> None:
     print(said if isinstance(said, str) else json.dumps(said), file=sys.stderr, flush=True)
-
-
-def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="*", default=[], metavar="TASK", help=f"tasks to run [{' '.join(CHOSEN)}]")
-    parser.add_argument("--report", action="store_true", help="report the results of the records; run nothing")
-    parser.add_argument("--quick", action="store_true", help="a tiny random model and a task of letters")
-    folder = state_folder() / "prompt-quality-benchmark"
-    parser.add_argument("--folder", type=Path, default=folder, help="folder for records")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(options())))

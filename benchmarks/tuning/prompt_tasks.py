@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, Skipped
 
 DATA = ROOT.parent / "shared" / "data"
 PROMPTS = DATA / "prompts" / "prompt_bank.jsonl.xz"
@@ -17,7 +17,6 @@ Row = dict[str, Any]
 WORDS = {"SUPPORTS": " true", "REFUTES": " false", "NOT ENOUGH INFO": " unknown", "NOT_ENOUGH_INFO": " unknown",
          "DISPUTED": " disputed"}  # fmt: skip
 
-
 FILES = {
     "claims": "fever/paper_dev.jsonl", "climate": "tasks/climate_fever/dataset/climate-fever.jsonl",
     "functions": "tasks/humaneval/data/HumanEval.jsonl.gz",
@@ -25,6 +24,11 @@ FILES = {
     "symmetric": "tasks/feversymmetric/symmetric_v0.2/fever_symmetric_dev.jsonl",
     "opposites": "tasks/feversymmetric/symmetric_v0.1/fever_symmetric_full.jsonl",
 }  # fmt: skip
+
+
+def need_prompts() -> None:
+    if not PROMPTS.exists():
+        raise Skipped(f"{DATA} has no prompts; the candidates are not in the repository")
 
 
 def rows(name: str) -> list[Row]:

@@ -21,11 +21,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, in_turns, machine, missing, ratios, run_side
-from benchmarks.starting import print_side
+from benchmarks.harness import MODEL, in_turns, machine, need, ratios, run_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
 from stoker.manager.policies import default_policies
@@ -36,26 +35,25 @@ from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
-NAME, TITLE = "tuning_times", "a prompt-tuning job: where its time goes, and a gang of two forecast from one device"
-START, START_TITLE = "tune_start", "a prompt-tuning job: from its submission to its first optimizer step"
-SIDE = "benchmarks.tuning.tuning_times"
+ITERATIONS = 12
+LIMIT_S = 1800.0
 _ITERATIONS = ("data", "compute", "communication", "evaluation")
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := why_not():
-        return Table(name=NAME, title=TITLE, skipped=reason)
-    return table_of(sides(say, repeats=1 if quick else 3))
+    need(*MODEL, "peft")
+    found = sides(say, repeats=1 if quick else 3)
+    notes = [f"{found[0]['iterations']} iterations; {found[0]['machine']}"]
+    return Table(lines=[*forecast_lines(found), *share_lines(found)], notes=notes)
 
 
 def start(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := why_not():
-        return Table(name=START, title=START_TITLE, skipped=reason)
+    need(*MODEL, "peft")
     found: list[dict[str, Any]] = []
     for turn in range(1 if quick else 3):
         with tempfile.TemporaryDirectory(prefix="tune-start-") as state:
             places = {"STOKER_HOME": state, "STOKER_SNAPSHOTS": str(Path(state) / "snapshots")}
-            first, second = (run_side(SIDE, "start", environment=places) for _ in range(2))
+            first, second = (run_side(starts, environment=places) for _ in range(2))
         say(
             f"{turn + 1}: cold {first['cold_s']:.1f} s, snapshot {second['cold_s']:.1f} s, warm {first['warm_s']:.2f} s"
         )
@@ -69,25 +67,11 @@ def start(say: Callable[[str], None], *, quick: bool = False) -> Table:
         Line(what="warm, times sooner than cold", cells=sooner, bar=Bar(at_least=10), last_digits=1),
         Line(what="warm, times sooner than from a snapshot", cells={"times": ratios(kept, warm)}, last_digits=1),
     ]
-    return Table(name=START, title=START_TITLE, lines=lines, notes=[found[0]["machine"]])
-
-
-def why_not() -> str:
-    return missing(*MODEL, "peft")
+    return Table(lines=lines, notes=[found[0]["machine"]])
 
 
 def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
-    def told(_: str, run: dict[str, Any]) -> str:
-        one, two = (run[name]["spent_s"]["bank"] for name in ("one", "two"))
-        return f"lookup {one:.1f} s alone, {two:.1f} s on two"
-
-    side = partial(run_side, SIDE, "parts", timeout_s=3600)
-    return in_turns({"jobs": side}, repeats, say, told)["jobs"]
-
-
-def table_of(found: list[dict[str, Any]]) -> Table:
-    notes = [f"{found[0]['iterations']} iterations; {found[0]['machine']}"]
-    return Table(name=NAME, title=TITLE, lines=[*forecast_lines(found), *share_lines(found)], notes=notes)
+    return in_turns({"jobs": partial(run_side, parts, timeout_s=3600)}, repeats, say)["jobs"]
 
 
 def forecast_lines(found: list[dict[str, Any]]) -> list[Line]:
@@ -140,10 +124,6 @@ def simulated_s(side: dict[str, Any]) -> float:
     return simulation.run().ended_at
 
 
-ITERATIONS = 12
-LIMIT_S = 1800.0
-
-
 def numbers(count: int) -> list[Sample]:
     return [Sample(f"The number is {number}.", "even" if number % 2 == 0 else "odd") for number in range(count)]
 
@@ -179,16 +159,5 @@ def parts() -> dict[str, Any]:
             tuned = tune(job(what), samples=numbers(60), gang=gang, bank=bank).result(LIMIT_S)
             if not tuned.initial_from.startswith("the bank"):
                 raise RuntimeError(f"no lookup was made: {tuned.initial_from}")
-            found[what] = {
-                "spent_s": tuned.spent_s, "devices": tuned.devices, "communication": tuned.communication_share,
-                "points": len(tuned.points),
-            }  # fmt: skip
+            found[what] = {"spent_s": tuned.spent_s, "communication": tuned.communication_share}
     return found
-
-
-def side(what: Literal["parts", "start"]) -> dict[str, Any]:
-    return parts() if what == "parts" else starts()
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)

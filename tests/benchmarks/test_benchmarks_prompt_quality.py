@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.tables import Verdict
 from benchmarks.tuning.prompt_quality import table_of
-from benchmarks.tuning.prompt_quality_side import options, run, target, task_summary
+from benchmarks.tuning.prompt_quality_side import run, target, task_summary
 
 
 def record(part: str, prompt: str, *losses: float) -> dict[str, Any]:
@@ -53,8 +53,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.long
 def test_interrupted_evaluation_resumes_with_the_same_results(tmp_path: Path, one_thread: None) -> None:
-    asked = ("--quick", "--folder", str(tmp_path))
-    first = run(options(asked))
+    first = run(quick=True, folder=str(tmp_path))
     (log,) = tmp_path.glob("curves-*.jsonl")
     lines = log.read_bytes().splitlines(keepends=True)
     parts = [json.loads(line)["part"] for line in lines]
@@ -62,13 +61,13 @@ def test_interrupted_evaluation_resumes_with_the_same_results(tmp_path: Path, on
     whole = ["spread"] * 4
     assert parts == ["lookup", "random", "random", *listed, "random, on", "induction", "induced", *whole]
     log.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed in the middle of a record
-    assert run(options((*asked, "--report")))["tasks"] == {}
-    again = run(options(asked))
+    assert run(quick=True, report=True, folder=str(tmp_path))["tasks"] == {}
+    again = run(quick=True, folder=str(tmp_path))
     assert again["tasks"] == first["tasks"]
     assert again["spread"] == first["spread"]
     assert len(again["spread"]["letters"]["iterations"]) == 4
     assert again["tasks"]["letters"]["by_score"] >= again["tasks"]["letters"]["best"] >= 1
     assert log.read_bytes().startswith(b"".join(lines[:3]))
     assert log.read_bytes().count(b"\n") == len(lines)
-    assert run(options((*asked, "--report")))["tasks"] == first["tasks"]
+    assert run(quick=True, report=True, folder=str(tmp_path))["tasks"] == first["tasks"]
     assert {line.verdict(quick=True) for line in table_of(again).lines} == {Verdict.NOT_JUDGED, Verdict.NO_BAR}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page, results
+from benchmarks import results
 from benchmarks.__main__ import BENCHMARKS, main, print_outcome
-from benchmarks.harness import ROOT, Facts, run_side, take_turns
+from benchmarks.harness import ROOT, run_side, take_turns
 from benchmarks.results import missing_parts
 from benchmarks.tables import Bar, Line, Table, Verdict, passes, show
 
@@ -79,22 +79,6 @@ def test_table_marks_missed_bars() -> None:
     assert "skipped: no such module" in show(Table(name="two", title="b", skipped="no such module"))
 
 
-FACTS = Facts("python -m benchmarks", "abc", "2 cores", "2026-11-26", (0.5, 1.0))
-
-
-def test_page_draws_every_bar_with_missed_bars_first() -> None:
-    good, bad = table(8.0, 8.0, 8.0), table(1.0, 1.0, 2.0)
-    plain = table(1.0, bar=None)
-    skipped = Table(name="two", title="b", skipped="no <such> module")
-    found = page.write([good, bad, plain, skipped], ["three"], FACTS)
-    assert "<h1>1 of 2 bars met</h1>" in found
-    assert found.count("<svg") == found.count("<circle") == 2
-    assert found.index("MISSED") < found.index(">met")
-    assert "two (no &lt;such&gt; module)" in found
-    assert "<b>Failed:</b> three" in found
-    assert "commit abc" in found
-
-
 def test_results_page_matches_the_recorded_measurements() -> None:
     assert results.PAGE.read_text() == results.write()
 
@@ -147,7 +131,7 @@ def test_quick_run_of_the_benchmarks_passes(tmp_path: Path) -> None:
     assert [one["name"] for one in found["tables"]] == names
     assert found["quick"] is True
     assert found["facts"]["commit"]
-    assert "bars met" in (tmp_path / "out" / "page.html").read_text()
+    assert "## core_events: " in (tmp_path / "out" / "page.md").read_text()
     for one in found["tables"]:
         assert one["lines"] or one["skipped"]
         assert f"## {one['name']}: " in done.stdout

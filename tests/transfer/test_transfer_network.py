@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.engine.transfers import why_not
+from benchmarks.engine.transfers import side, why_not
 from benchmarks.harness import run_side
 
 SIZE = 12_000_000
@@ -19,17 +19,14 @@ def _network() -> None:
 
 
 def test_object_is_read_from_its_source_only_once_for_all_pilots() -> None:
-    found = run_side(
-        "benchmarks.engine.transfers", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
-    )
+    found = run_side(side, pilots=3, size=SIZE, rate="100mbit", timeout_s=300)
     assert SIZE <= found["origin_bytes"] <= 1.1 * SIZE
     assert found["origin_bytes"] + found["peer_bytes"] >= 3 * SIZE
     assert found["link_bytes"] <= 1.25 * SIZE  # includes messages between manager and pilots
 
 
 def test_pilots_that_cannot_reach_each_other_use_the_source() -> None:
-    options = ("--pilots", "2", "--bytes", str(SIZE), "--rate", "1gbit", "--parted")
-    found = run_side("benchmarks.engine.transfers", *options, timeout_s=200)
+    found = run_side(side, pilots=2, size=SIZE, rate="1gbit", parted=True, timeout_s=200)
     assert found["origin_bytes"] == 2 * SIZE
     assert found["peer_bytes"] == 0
     said = " ".join(found["status"].split())
