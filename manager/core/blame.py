@@ -1,11 +1,10 @@
 """Find the causes of failures: calls that kill pilots, pilots that cannot load contexts, and the advisor's verdicts.
 
-A *verdict* of the advisor on a failure arrives late or never. Policies may quarantine a device because of a verdict. If
-a function fails repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`.
+If a function fails repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`. A
+verdict arrives late or never.
 
-A failure that a pilot causes, for example by a full disk, does not count against a recipe. The pilot is *unfit*, and
-does not load the context again for `UNFIT_RETRY_S`. If the load failed after its files were fetched, the pilot loads no
-context at all during this time.
+A failure that a pilot causes, for example by a full disk, does not count against a recipe. The pilot is *unfit*: it
+does not load the context again for `UNFIT_RETRY_S`, or any context if the load failed after its files were fetched.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def special_placement_reason(state: State, call: Call) -> str:
 
 
 def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure of a call that must not run again. Return None if the call may run again."""
+    """Return the failure of a call that must not run again; None if it may."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -141,7 +140,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
 
 
 def record_advisor_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """Record the advisor's verdict on a failure. Return True if the pilot of the failure is still known."""
+    """Record the advisor's verdict on a failure. Return False if the pilot has left."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -178,9 +177,7 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
 
 
 def call_output_location(library: Library) -> Printed | None:
-    """Return the log file and position at which the output of a library's call begins. Return None if the library has
-    no log or more than one slot.
-    """
+    """Return where the output of a library's call begins; None if it has no log or more than one slot."""
     log = log_of(library)
     return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
@@ -227,10 +224,9 @@ EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 
 
 def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Record that a pilot cannot load a context, or cannot load any context.
+    """Record that a pilot cannot load a context, or any context. `waits_s`: seconds until its cache has room; 0 = none.
 
-    Further failures of a pilot that is already unfit are not counted. `waits_s`: seconds until the pilot's libraries
-    free space in the cache.
+    Further failures of a pilot that is already unfit are not counted.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING

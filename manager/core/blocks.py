@@ -1,9 +1,7 @@
 """Track blocks, the sources (sites) that provide blocks, and the losses of pilots.
 
-The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`.
-
-A failure of a source is counted if a block of the source is refused or ends without a pilot. A pilot that joins resets
-the number of failures. Blocks whose pilots died young and loaded nothing are counted separately.
+The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`. A source
+has failed if a block is refused or ends without a pilot. Blocks whose pilots died young are counted separately.
 """
 
 from __future__ import annotations
@@ -137,7 +135,7 @@ def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def record_hold(block: Block, message: BlockUpdate) -> bool:
-    """Record that the batch system holds the job of a block. Return True if the source stops because of this hold."""
+    """Record that the batch system holds a block's job. Return True if the source stops because of this hold."""
     source = block.source
     if not message.cause or block.probes:
         return False
@@ -175,11 +173,9 @@ def add_returned_pilot(manager: Manager, block: Block, pilot: Pilot) -> None:
 def _update_block_lists(block: Block) -> None:
     source = block.source
     for listed, belongs in (
-        (source.abandoned, block.abandoned),
-        (source.staying, block.staying),
-        (source.coming, block.coming),
+        (source.abandoned, block.abandoned), (source.staying, block.staying), (source.coming, block.coming),
         (source.filling, block.filling),
-    ):
+    ):  # fmt: skip
         if belongs:
             listed[block.id] = None
         else:
@@ -187,8 +183,7 @@ def _update_block_lists(block: Block) -> None:
 
 
 def cancel_block(manager: Manager, block: Block) -> None:
-    factory = factory_of(manager.state)
-    if factory is not None:
+    if (factory := factory_of(manager.state)) is not None:
         manager.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
 
 

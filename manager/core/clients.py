@@ -1,10 +1,12 @@
-"""Handle clients that join, acknowledge results and leave, and end the session.
+"""Handle clients that join, submit, acknowledge results and leave; forward pieces of results; end the session.
 
-The session keeps the results and definitions of a disconnected program for a day. If records of the journal are lost,
-every frame of a client or pilot is accepted until the next hello of this client or pilot.
+The session keeps the results and definitions of a disconnected program for a day.
 
-If an event makes the core raise an exception, the state may be partly changed. The server then writes an `EventRefused`
-to the journal instead of the event, and restarts the manager.
+If an event makes the core raise an exception, the server writes an `EventRefused` to the journal instead of the event,
+and restarts the manager.
+
+Pieces of results (`stoker.stream`) are not in the journal, so they affect no decision and never enter `Core.handle`.
+Pilots repeat pieces that are not acknowledged, so a client has every piece when a call ends.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
 from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, outlook, pilots, registry, seams
 from stoker.manager.core.events import (
     ClientGone,
+    Command,
     DiscardObject,
     EndManager,
     Event,
@@ -27,15 +30,16 @@ from stoker.manager.core.events import (
     PilotLost,
     TimerFired,
     ToClient,
+    ToPilot,
 )
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import CallState, Client
-from stoker.manager.core.state import State
+from stoker.manager.core.nouns import Call, CallState, Client, Library, PilotState
+from stoker.manager.core.state import State, StreamFacts
 from stoker.protocol import bounds, to_client
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
-from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey, PilotId
-from stoker.protocol.to_manager import Cancel, ClientHello, Submit
-from stoker.protocol.to_pilot import Exit
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, PilotId
+from stoker.protocol.to_manager import CallYielded, Cancel, ClientHello, PiecesTaken, Submit
+from stoker.protocol.to_pilot import AckPieces, Exit
 from stoker.units import show_bytes, show_seconds
 
 MOST_CLIENTS = 1 << 20  # The ids of calls contain the client's number in their high bits, and must fit 63 bits
@@ -55,7 +59,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
 
 
 def reconcile_received_results(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Compare a client's number of received results with the journal. Return True if the journal has lost results."""
+    """Drop the results that a client has received. Return True if the journal has lost results."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
@@ -120,7 +124,7 @@ def build_call_options(message: Submit, *, now: float) -> CallOptions:
 def find_submit_failure(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return the failure of submitted calls that are not accepted, or None. `is_known`: True if their group exists."""
+    """Return why submitted calls are not accepted; None if they are. `is_known`: True if their group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
@@ -179,9 +183,7 @@ KEPT_BANNED = 1000
 
 
 def handle_gone_client(manager: Manager, id: ClientId) -> None:
-    """Cancel the calls of a client that did not reconnect. If no other client remains, end the session, except a
-    session of `stoker up`.
-    """
+    """Cancel the calls of a client that did not reconnect. End a session that has no other client and is not kept."""
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -203,8 +205,7 @@ def handle_gone_client(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """Drop the results of a disconnected client if the results are too large. After a day, remove the client, and the
-    records that no other client uses."""
+    """Drop the results of an absent client if they are too large. After a day, remove the client."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -220,10 +221,8 @@ def forget_gone_client(manager: Manager, id: str) -> None:
         _drop_results(manager, client, why)
     if is_over:
         if client.id not in state.banned:
-            forgotten = (
-                "this program was disconnected for too long, and the session has removed it; start the program again"
-            )
-            ban(state, client.id, forgotten)
+            why = "this program was disconnected for too long, and the session has removed it; start the program again"
+            ban(state, client.id, why)
         registry.forget_client(state, client)
         ending.record_runs(manager)
         _forget_unused_records(manager, id)
@@ -248,20 +247,16 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
     client.unacked.clear()
 
 
-def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    dropped = registry.unused_functions(manager.state, client, keys)
-    if dropped:
-        ending.record_runs(manager)
-        registry.forget_functions(manager.state, dropped)
-
-
 def _forget_unused_records(manager: Manager, id: str) -> None:
-    registry.forget_groups_of_gone_clients(manager.state)
-    pilots.forget_old_pilots(manager.state, kept_s=KEPT_S)
+    state = manager.state
+    registry.forget_groups_of_gone_clients(state)
+    for pilot in state.gone_pilots.values():
+        if state.now - pilot.lost_at >= KEPT_S:
+            pilot.kept = None
     is_used = registry.forget_unused_definitions(manager)
-    libraries.forget_failures_on_gone_pilots(manager.state)
+    libraries.forget_failures_on_gone_pilots(state)
     if is_used:
-        manager.set_timer(f"gone/{id}", manager.state.now + KEPT_S)
+        manager.set_timer(f"gone/{id}", state.now + KEPT_S)
 
 
 # ---- the end of the session
@@ -288,18 +283,14 @@ def end_session(manager: Manager, reason: str) -> None:
     manager.out.append(EndManager(reason))
 
 
-# ---- holes in the journal
+# ---- lost records of the journal
 def mark_journal_records_lost(state: State) -> None:
-    """Record that the journal has lost records. All frames of a client or pilot are accepted until its next hello."""
+    """Accept all frames of a client or pilot until its next hello, because the journal has lost records."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
     for inbox in inboxes:
         inbox.lost_handled_frames = True
-
-
-def store_kept_results(state: State, ends: list[CallEnd]) -> None:
-    state.kept_ends.update({end.call: end for end in ends})
 
 
 def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
@@ -311,7 +302,7 @@ def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]
             rest.append(spec)
             continue
         client.last_call = max(client.last_call, spec.call)
-        ending.count_previously_ended_call(state)
+        state.done += 1
         manager.results_of(client).append(end)
     return rest
 
@@ -349,11 +340,10 @@ def handle_refused_event(manager: Manager, event: EventRefused) -> None:
             _refuse_event_of_client(manager, event)
         case "pilot":
             _ban_event_peer(manager, event)
-            pilots.pilot_lost(
-                manager, PilotId(event.name), f"the manager failed on one of its messages: {event.reason}"
-            )
+            why = f"the manager failed on one of its messages: {event.reason}"
+            pilots.pilot_lost(manager, PilotId(event.name), why)
         case "timer":
-            manager.drop_timer(event.name)
+            state.timers.pop(event.name, None)
             if event.name.startswith("round/"):
                 manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 
@@ -375,3 +365,58 @@ def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
 
 def _ban_event_peer(manager: Manager, event: EventRefused) -> None:
     ban(manager.state, event.name, f"the manager failed on a message of this peer: {event.reason}")
+
+
+# ---- pieces of results
+_CONNECTED = (PilotState.HERE, PilotState.DRAINING)
+
+
+def has_only_result_pieces(event: FromPilot | FromClient) -> bool:
+    if event.sequence or not event.messages:
+        return False
+    lane = CallYielded if isinstance(event, FromPilot) else PiecesTaken
+    return all(type(message) is lane for message in event.messages)
+
+
+def forward_result_pieces(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:
+    out: list[Command] = []
+    if isinstance(event, FromPilot):
+        pilot = state.pilots.get(event.pilot)
+        if pilot is None or pilot.state not in _CONNECTED or pilot.hellos_asked:
+            return out
+        for said in event.messages:
+            if type(said) is CallYielded and not bounds.describe_invalid_message(said):
+                _forward_pieces(state, pilot.libraries.get(said.library), said, out, now)
+    else:
+        for taken in event.messages:
+            if type(taken) is PiecesTaken and not bounds.describe_invalid_message(taken):
+                call = state.calls.get(taken.call)
+                if call is not None and call.group.client.id == event.client:
+                    _forward_acknowledgement(state, call, taken, out)
+    return out
+
+
+def _forward_pieces(state: State, library: Library | None, said: CallYielded, out: list[Command], now: float) -> None:
+    call = library.held.get(said.call) if library is not None else None
+    if call is None or not call.group.options.stream or call.holder is not library:
+        return
+    facts = state.streams.get(call.id)
+    if facts is None or facts.run != said.run:
+        facts = state.streams[call.id] = StreamFacts(said.run)
+    facts.sent = max(facts.sent, said.first + len(said.items))
+    if said.waits and facts.sent > facts.taken and facts.waits_since is None:
+        facts.waits_since = now
+    client = call.group.client
+    if client.connected:
+        out.append(ToClient(client.id, to_client.Pieces(call.id, said.run, said.first, said.items, said.waits)))
+
+
+def _forward_acknowledgement(state: State, call: Call, taken: PiecesTaken, out: list[Command]) -> None:
+    library = call.holder
+    if call.state is not CallState.HELD or not isinstance(library, Library):
+        return
+    facts = state.streams.get(call.id)
+    if facts is not None and facts.run == taken.run and taken.upto > facts.taken:
+        facts.taken, facts.waits_since = taken.upto, None
+    if library.pilot.state in _CONNECTED:
+        out.append(ToPilot(library.pilot.id, AckPieces(library.id, call.id, taken.run, taken.upto, taken.again)))

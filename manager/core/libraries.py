@@ -1,23 +1,17 @@
 """Manage libraries from their load to their end, with their promised memory, failed loads and snapshots.
 
-The waiting calls of a context fail if `LOAD_TRIES` loads in a row have failed, or if `LOADS` pilots in a row were lost
-while they loaded only this context.
-
-*Snapshots* of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. The first library that
-makes a snapshot offers it to other libraries. A pilot waits for a snapshot no longer than the snapshot's creation took.
+Snapshots of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. A pilot waits for a
+snapshot no longer than the snapshot's creation took.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
-from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core import blame, ending, holding, objects, queues
 from stoker.manager.core.events import ContextAdvice, RecordSteps
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, Device, Kept, Library, LibraryState, Pilot
+from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import State
 from stoker.manager.core.transfers import Snapshot
@@ -29,7 +23,7 @@ from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
 LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
-LOADS = 4  # The waiting calls of a context fail if this many pilots in a row were lost while loading it
+LOADS = 4  # The waiting calls of a context fail if this many pilots in a row were lost while loading only it
 
 
 def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -60,12 +54,6 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     )  # fmt: skip
 
 
-def record_token_cache(library: Library, cache: TokenCache | None) -> None:
-    advice, kind = library.context.advice, library.devices[0].facts.kind
-    if cache is not None:
-        advice[kind] = msgspec.structs.replace(advice.get(kind, ContextAdvice()), cache=cache)
-
-
 def record_failed_load(library: Library, failure: Failure) -> bool:
     context = library.context
     context.load_failures += 1
@@ -76,36 +64,6 @@ def record_failed_load(library: Library, failure: Failure) -> bool:
 
 def has_too_many_failed_loads(context: Context) -> bool:
     return context.load_failures >= LOAD_TRIES
-
-
-def record_last_load_failure(context: Context, failure: Failure) -> None:
-    context.last_failure = failure
-
-
-def record_load_cut_by_walltime(library: Library, now: float) -> None:
-    context = library.context
-    context.cut_loads += 1
-    context.cut_after_s = max(context.cut_after_s, now - library.started_at)
-
-
-def record_load_lost_with_pilot(context: Context, pilot: Pilot) -> None:
-    context.lost_loads.append(pilot)
-
-
-def undo_load_lost_with_pilot(state: State, pilot: Pilot) -> None:
-    for context in state.contexts.values():
-        if pilot in context.lost_loads:
-            context.lost_loads.remove(pilot)
-
-
-def lost_pilots(context: Context) -> list[Pilot]:
-    """Return the pilots that were lost while they loaded the context. Return an empty list if fewer than `LOADS` pilots
-    were lost."""
-    counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
-    if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
-        return []
-    context.lost_loads.clear()
-    return counted
 
 
 def forget_failures_on_gone_pilots(state: State) -> None:
@@ -137,11 +95,7 @@ KEPT_LIBRARIES = 200  # Number of ended libraries whose histories are kept
 
 
 def promise(library: Library, memory_bytes: int) -> None:
-    """Promise a library memory on each of its devices, in bytes.
-
-    Raises:
-        PolicyError: if the memory exceeds the budget of a device.
-    """
+    """Promise a library memory on each of its devices, in bytes. Raise PolicyError if it exceeds a device's budget."""
     more = memory_bytes - library.promised_bytes
     for device in library.devices:
         if more > 0 and device.budget_bytes < more and library.state is not LibraryState.STOPPING:
@@ -166,9 +120,7 @@ def change_promised_memory(library: Library, memory_bytes: int) -> None:
 
 
 def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
-    """Record that the pilot has changed the memory promised to a library. The promise stays within the free memory of
-    the library's devices.
-    """
+    """Record that the pilot has changed a library's memory. The promise stays within its devices' free memory."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     promise(library, min(memory_bytes, library.promised_bytes + room))
     library.resizing.append(memory_bytes)
@@ -187,9 +139,8 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
         return
     ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
-        manager.state.refuse(
-            "resize that the manager did not order"
-        )  # after a hello the manager repeats an order, and the pilot then answers twice
+        # After a hello the manager repeats an order, and the pilot then answers twice.
+        manager.state.refuse("resize that the manager did not order")
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]
@@ -226,19 +177,10 @@ def _attach_library(manager: Manager, library: Library) -> None:
         device.libraries[library.id] = library
 
 
-def skip_used_library_ids(state: State, message: to_manager.PilotHello) -> None:
-    known = max((facts.library for facts in message.libraries), default=0)
-    state.next_library = max(state.next_library, known + 1, message.last_library + 1)
-
-
 def load_library(
     manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device, ...], memory_bytes: int
-) -> Library:
-    """Promise memory to a new library and start it.
-
-    Raises:
-        PolicyError: if the memory is not free.
-    """
+) -> None:
+    """Promise memory to a new library and start it. Raise PolicyError if the memory is not free."""
     state = manager.state
     library = Library(LibraryId(state.next_library), context, pilot, devices, state.now)
     promise(library, memory_bytes)
@@ -260,7 +202,6 @@ def load_library(
         ),
     )  # fmt: skip
     manager.changed("libraries", library.id)
-    return library
 
 
 def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
@@ -296,7 +237,7 @@ def mark_library_waking(manager: Manager, library: Library) -> None:
 
 
 def remove_lost_library(manager: Manager, library: Library, *, reason: str) -> None:
-    count_rerun_calls(manager, min(library.slots, len(library.held)))
+    manager.state.rerun_calls += min(library.slots, len(library.held))
     library.note(manager.state.now, f"lost with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
     holding.requeue(manager, detach_library(manager, library), why=why)
@@ -329,11 +270,7 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
 
 
 def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: int, is_hot: bool) -> None:
-    """Record a library that the manager did not know.
-
-    Raises:
-        PolicyError: if the memory of the library is not free.
-    """
+    """Record a library that the manager did not know. Raise PolicyError if its memory is not free."""
     promise(library, reserved_bytes)
     library.found(manager.state.now)
     _attach_library(manager, library)
@@ -344,7 +281,9 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
     manager.changed("libraries", library.id)
 
 
-def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterable[to_manager.LibraryFacts]) -> None:
+def readmit_libraries(manager: Manager, pilot: Pilot, there: Iterable[to_manager.LibraryFacts]) -> None:
+    """Restore those libraries of a returned pilot that its hello lists."""
+    kept, pilot.kept = pilot.kept or {}, None
     for device in pilot.devices.values():
         device.tier_since = manager.state.now
     for facts in there:
@@ -372,10 +311,6 @@ def mark_ready(manager: Manager, library: Library) -> None:
     blame.mark_pilot_fit(library.pilot, context.recipe.key)
 
 
-def mark_library_idle(manager: Manager, library: Library) -> None:
-    library.used_at = manager.state.now
-
-
 def update_phase(manager: Manager, library: Library, message: to_manager.LibraryUpdate) -> None:
     if message.phase is not library.phase or not message.line:
         library.note(manager.state.now, message.phase.value)
@@ -396,18 +331,9 @@ def record_memory_use(library: Library, memory_bytes: int, device_bytes: int, *,
     del library.measured[:-_MOST_MEASURED]
 
 
-def peak_memory_since(library: Library, at: float) -> int:
-    """Return the maximum memory in bytes that a library has used since the time `at`; 0 = unknown."""
-    return max((size for when, size in library.measured if when >= at), default=0)
-
-
 def set_slots(library: Library, slots: int) -> None:
     if slots:
         library.slots = library.context.slots = slots
-
-
-def count_rerun_calls(manager: Manager, count: int) -> None:
-    manager.state.rerun_calls += count
 
 
 def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> None:

@@ -58,9 +58,7 @@ def pilot_left(manager: Manager, pilot: Pilot) -> None:
 
 
 def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
-    """Let other pilots serve the fetches that a draining pilot would serve. Return the maximum number of seconds that
-    the draining pilot stays to copy its objects.
-    """
+    """Let other pilots serve the fetches of a draining pilot. Return the most seconds that it stays to copy objects."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -81,7 +79,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
 
 
 def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """Plan the fetches of objects that a pilot requests. If a fetch is already planned, send the plan again."""
+    """Plan the fetches of objects that a pilot requests, or send the plans again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -97,7 +95,7 @@ def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects)
 
 
 def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan the fetches of those objects of a recipe that a pilot does not have. Return the names of these objects."""
+    """Plan the fetches of those objects of a recipe that a pilot lacks. Return their names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:

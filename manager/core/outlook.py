@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stoker.manager.core.deadlines import expected_run_s
 from stoker.manager.core.nouns import Client, Context, Gang, Library, LibraryState, MapRecord, PilotState
-from stoker.manager.core.speeds import run_s_on
+from stoker.manager.core.per_context import run_s_on
 from stoker.manager.core.state import State
 from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase

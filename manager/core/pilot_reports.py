@@ -1,8 +1,4 @@
-"""Process the reports of pilots and libraries: hellos, heartbeats, loaded libraries and ended libraries.
-
-A disconnected pilot counts as lost after a second. If the object cache of a pilot is too full for a context, the
-manager stops idle libraries, the least recently used library first.
-"""
+"""Process the reports of pilots and libraries: hellos, heartbeats, loaded libraries and ended libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from stoker.manager.core import (
     retries,
     sleepers,
 )
-from stoker.manager.core.events import FromPilot, RecordLoad, ToPilot
+from stoker.manager.core.events import ContextAdvice, FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
@@ -79,11 +75,7 @@ def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
 
 
 def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Request a newer hello if frames that the pilot sent after this hello were already processed. Return True if a
-    newer hello was requested.
-
-    An outdated hello would leave wrong records.
-    """
+    """Request a newer hello, and return True, if frames that the pilot sent after this hello were already processed."""
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
     pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
@@ -95,7 +87,7 @@ def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> 
 def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
     now = manager.state.now
     pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=now)
-    pilots.pilot_joins(manager, pilot)
+    manager.state.pilots[id] = pilot
     for facts in message.devices:
         pilot.devices[facts.device] = Device(pilot, facts, now)
     pilot.troubles, pilot.lacks = message.troubles, message.lacks
@@ -107,11 +99,11 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
 
 
 def restore_rejoined_pilot(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
-    kept = pilots.readmit_lost_pilot(manager, pilot)
+    pilots.readmit_lost_pilot(manager, pilot)
     blocks.uncount_pilot_loss(manager, pilot)
-    block_orders.readmit_pilot_to_block(manager, pilot)
+    block_orders.pilot_joined(manager, pilot, again=True)
     pilot.note(manager.state.now, "reconnected after it was counted as lost")
-    libraries.readmit_libraries(manager, pilot, kept, message.libraries)
+    libraries.readmit_libraries(manager, pilot, message.libraries)
     return pilot
 
 
@@ -168,11 +160,13 @@ def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) 
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.free_unlisted_slots(library, listed)
-    holding.forget_sent_functions(library)
+    library.functions.clear()
     libraries.set_slots(library, facts.slots)
-    libraries.record_token_cache(library, facts.cache)
+    if facts.cache is not None:
+        known = library.context.advice.get(library.kind, ContextAdvice())
+        library.context.advice[library.kind] = msgspec.structs.replace(known, cache=facts.cache)
+    orphans = manager.state.orphans
     for running in (False, True):
-        orphans = manager.state.orphans
         again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)
         if again:
             manager.say(library.pilot, CancelCalls(library.id, again, running))
@@ -187,7 +181,7 @@ def _resume_library_after_hello(manager: Manager, library: Library, facts: Libra
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
-        sleepers.mark_library_awake(library)
+        library.host_bytes = 0
         _start_serving(manager, library)
     elif sleepers.compare(manager, library, facts):
         return
@@ -198,8 +192,7 @@ def _resume_library_after_hello(manager: Manager, library: Library, facts: Libra
 
 
 def handle_hello_device_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
-    """Record the device faults that a pilot's hello reports. `lost`: True if the manager may have missed that a device
-    works again."""
+    """Record the device faults of a hello. `lost`: True if the manager may have missed that a device works again."""
     for device in list(pilot.devices.values()):
         pilots.record_device_health(
             manager, device, faults.get(device.id, device.facts.fault if lost else device.reported)
@@ -225,9 +218,7 @@ def is_heartbeat(event: FromPilot) -> bool:
 
 
 def needs_heartbeat_record(state: State, event: FromPilot, now: float) -> bool:
-    """Return True if a heartbeat must be recorded, because its values have changed or because run times must be
-    recorded.
-    """
+    """Return True if a heartbeat's values have changed, or if run times must be recorded."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
         return False
@@ -272,16 +263,15 @@ def handle_ready_library(manager: Manager, library: Library, message: LibraryRea
         return
     libraries.record_memory_use(library, message.resident_bytes, message.device_bytes, now=state.now)
     libraries.set_slots(library, message.slots)
-    sleepers.set_sleep_support(library, message.sleeps)
+    library.sleeps = message.sleeps
     at_once = f", runs {message.slots} calls at once" if message.slots else ""
     if message.cache is not None and message.cache.is_fixed:
         at_once += f"; its cache of {message.cache.tokens:,} tokens cannot be resized"
     library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")
-    kind = library.devices[0].facts.kind
     libraries.record_load(library, message)
     manager.out.append(
         RecordLoad(
-            RecipeKey(context.recipe.key), context.recipe.name, kind, message.start_s, message.load_s,
+            RecipeKey(context.recipe.key), context.recipe.name, library.kind, message.start_s, message.load_s,
             message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots
         )
     )  # fmt: skip
@@ -319,7 +309,7 @@ def handle_ended_library(manager: Manager, library: Library, message: LibraryGon
     unasked = library.state is LibraryState.LOADING and message.loading and failure is None
     moves = library.state is LibraryState.ASLEEP or library.is_waking
     if moves and failure is not None and failure.kind is FailureKind.CONTEXT:
-        sleepers.record_sleep_failure(library, failure.message)
+        context.sleep_failure = failure.message
     survivors = libraries.detach_library(manager, library)
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
@@ -350,9 +340,9 @@ def handle_ended_library(manager: Manager, library: Library, message: LibraryGon
             gangs.count_memory_killed_rank(manager, library, call, crowding)
     holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
-        libraries.count_rerun_calls(manager, sum(call.id in running for call in back))
+        state.rerun_calls += sum(call.id in running for call in back)
     if failure is not None and failure.kind is FailureKind.PILOT:
-        libraries.record_last_load_failure(context, failure)
+        context.last_failure = failure
         again_s = 0.0
         if message.cache_lacks_bytes > 0:
             again_s = _make_cache_room(manager, library.pilot, context, message.cache_lacks_bytes)
@@ -366,9 +356,8 @@ def handle_ended_library(manager: Manager, library: Library, message: LibraryGon
 
 
 def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Requeue or fail a call whose library was killed because other processes used the memory. Return False if the
-    caller must requeue the call.
-    """
+    """Handle a call whose library was killed because other processes used the memory. Return False if it must be
+    requeued."""
     if call.group.options.gang[1] > 1:
         return gangs.count_memory_killed_rank(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
@@ -405,6 +394,8 @@ BUSY_S = 10.0  # Seconds until the next attempt to load a context, if busy libra
 
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
+    """Stop idle libraries, least recently used first, to free a pilot's cache. Return the seconds until the next try;
+    0 if too little can be freed."""
     users: dict[Context, list[Library]] = {}
     for library in _libraries_using_object_cache(manager.state, pilot):
         if library.context is not context:

@@ -1,8 +1,7 @@
-"""Manage sleeping libraries: estimate their memory, order sleep and wake-up, and record the pilots' answers
-(docs/decisions/063).
+"""Manage sleeping libraries: estimate their memory, order sleep and wake-up, and record the pilots' answers.
 
-A library that was ordered to wake counts as loading. A library cannot be woken before its pilot has answered the order
-to sleep (`Library.slept`). If `sleep` or `wake` of a library fails, its context never sleeps again in the session.
+A library that was ordered to wake counts as loading. It cannot be woken before its pilot has answered the order to
+sleep (`Library.slept`). If `sleep` or `wake` fails, the context never sleeps again (docs/decisions/063).
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ def host_bytes(library: Library) -> int:
 
 
 def order_sleep(manager: Manager, library: Library) -> None:
-    """Put a library without calls to sleep.
-
-    Raises:
-        PolicyError: if the library cannot sleep now, or its pilot lacks the host memory.
-    """
+    """Put a library to sleep. Raise PolicyError if it cannot sleep now, or its pilot lacks the host memory."""
     keeps, host, pilot = asleep_bytes(library), host_bytes(library), library.pilot
     if library.state is not LibraryState.READY or library.load or library.resizing or not library.sleeps:
         raise PolicyError(
@@ -66,19 +61,11 @@ def order_sleep(manager: Manager, library: Library) -> None:
 
 
 def order_wake(manager: Manager, library: Library) -> None:
-    """Wake a library with the reservation that it had before it slept.
-
-    Raises:
-        PolicyError: if the library does not sleep, or its memory is not free.
-    """
+    """Wake a library. Raise PolicyError if it does not sleep, or its memory before the sleep is not free."""
     if library.state is not LibraryState.ASLEEP or not library.slept:
         raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
     libraries.promise(library, max(library.awake_bytes, library.promised_bytes))
     libraries.mark_library_waking(manager, library)
-    _send_wake_order(manager, library)
-
-
-def _send_wake_order(manager: Manager, library: Library) -> None:
     manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
 
 
@@ -110,24 +97,12 @@ def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> 
     """Record that a library serves calls again. Return True if the library was not ready before."""
     if library.state not in (LibraryState.ASLEEP, LibraryState.LOADING):
         return False
-    now, context = manager.state.now, library.context
     library.host_bytes = 0
     libraries.holds(manager, library, message.device_memory_bytes)
-    if message.refused:
-        library.note(now, message.refused)
-        return True
-    context.wake_s = message.wake_s
-    library.note(now, f"awake: {show_seconds(message.wake_s)} to wake")
+    if not message.refused:
+        library.context.wake_s = message.wake_s
+    library.note(manager.state.now, message.refused or f"awake: {show_seconds(message.wake_s)} to wake")
     return True
-
-
-def mark_library_awake(library: Library) -> None:
-    """Record that a waking library is awake, because its pilot reports calls of the library."""
-    library.host_bytes = 0
-
-
-def record_sleep_failure(library: Library, reason: str) -> None:
-    library.context.sleep_failure = reason
 
 
 def found(library: Library, facts: LibraryFacts) -> None:
@@ -136,18 +111,13 @@ def found(library: Library, facts: LibraryFacts) -> None:
     library.host_bytes = min(facts.host_bytes, room)
 
 
-def set_sleep_support(library: Library, sleeps: bool) -> None:
-    library.sleeps = sleeps
-
-
 def compare(manager: Manager, library: Library, facts: LibraryFacts) -> bool:
-    """Compare a library's state with the hello message of its pilot, and repeat unanswered orders. Return True if the
-    library sleeps or wakes."""
+    """Compare a library with its pilot's hello, and repeat unanswered orders. Return True if it sleeps or wakes."""
     if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
         library.awake_bytes = facts.awake_bytes
         _mark_library_asleep(manager, library, library.promised_bytes, slept=False)
     if library.is_waking:
-        _send_wake_order(manager, library)
+        manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
         return True
     if library.state is LibraryState.ASLEEP:
         manager.say(library.pilot, SleepLibrary(library.id, library.promised_bytes, library.host_bytes))

@@ -69,11 +69,6 @@ class SourceState:
 class Block:
     """A batch job that starts pilots."""
 
-    __slots__ = (
-        "abandoned", "allowed", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job",
-        "leaving", "loss", "notes", "phase", "pilots", "proved", "reason", "runs_since", "since", "source", "unsettled",
-    )  # fmt: skip
-
     def __init__(self, id: BlockId, source: SourceState, now: float, allowed: AllowedNodes = ANYWHERE) -> None:
         self.id = id
         self.source = source
@@ -141,14 +136,11 @@ class Loss:
 
     @property
     def counts(self) -> bool:
-        """True if the loss counts against the call. Losses for a harmless reason, and losses of pilots that returned,
-        do not count.
-        """
+        """False for losses with a harmless reason, and losses of pilots that returned."""
         return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
 
     @property
     def is_settled(self) -> bool:
-        """True if the reason of the loss is final."""
         return self.failure is not None or self.pilot.loss_settled
 
 
@@ -165,7 +157,7 @@ class Cut:
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of the devices or the node of a pilot. `devices`: empty if the node is at fault."""
+    """A fault of devices, or of the node of a pilot if `devices` is empty."""
 
     at: float
     pilot: PilotId
@@ -177,7 +169,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """Losses, walltime cuts and device faults that interrupted the runs of an open call."""
+    """What interrupted the runs of an open call."""
 
     losses: list[Loss] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
@@ -303,16 +295,12 @@ class State:
 
     def excluded_nodes(self, source: SourceState) -> list[NodeRecord]:
         """Return the nodes on which no block of a source may start, the earliest excluded first."""
-        found = [
-            record
-            for record in self.nodes.values()
-            if record.excluded and record.source == source.source.name and self.now - record.heard_at < FORGET_NODE_S
-        ]
+        of_source = (x for x in self.nodes.values() if x.excluded and x.source == source.source.name)
+        found = [record for record in of_source if self.now - record.heard_at < FORGET_NODE_S]
         found.sort(key=lambda record: (record.since, record.node))
         return found[: source.source.exclude_nodes]
 
     def notice(self, text: str) -> None:
-        """Keep a notice for `stoker status`, with the time at which the notice last occurred."""
         self.notices.pop(text, None)
         self.notices[text] = self.now
         if len(self.notices) > KEPT_NOTICES:
@@ -326,7 +314,7 @@ class State:
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """Numbers of result pieces that a call has sent and its client has acknowledged, for the call's history."""
+    """Result pieces that a call has sent and its client has acknowledged."""
 
     run: int
     sent: int = 0
@@ -336,7 +324,7 @@ class StreamFacts:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Orphan:
-    """A running call that the manager has no record of (see `pilots`)."""
+    """A running call without a record (see `pilots`)."""
 
     library: Library
     end: CallEnd | None = None  # End of the call, if it ended before its client submitted it again

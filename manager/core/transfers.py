@@ -1,8 +1,4 @@
-"""Records of the transfer plan (`object_plan`): peers, objects, and fetches of objects by pilots.
-
-The operations keep the records consistent: a fetch and its source refer to each other, sources are listed where fetches
-look for them, and each fetch is in the queue of its `Way`.
-"""
+"""Records of the transfer plan (`object_plan`): peers, objects, and fetches of objects by pilots."""
 
 from __future__ import annotations
 
@@ -104,11 +100,6 @@ class Peer:
 
 
 class Object:
-    __slots__ = (
-        "able", "alone", "fetches", "holders", "lonely", "manifest", "open", "origin_bytes", "peer_bytes", "queued",
-        "reader", "reason", "ref", "relays", "stranded", "underserved", "unreadable", "waiting", "whole",
-    )  # fmt: skip
-
     def __init__(self, name: str) -> None:
         self.ref = ObjectRef(name, 0)
         self.manifest = b""
@@ -130,14 +121,9 @@ class Object:
         self.origin_bytes = 0
         self.peer_bytes = 0
 
-    @property
-    def serving_holder_count(self) -> int:
-        return len(self.whole)
-
 
 class Transfers:
-    """All records of the transfer plan. After events have changed the records, `plan_pending_transfers` plans the
-    transfers."""
+    """A fetch and its source refer to each other, and each fetch is in the queue of its `Way`."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -178,8 +164,7 @@ class Transfers:
             self._list_reliable_source(peer, object)
 
     def _list_reliable_source(self, peer: Peer, object: Object) -> None:
-        """List a new sure source (`object_plan`) of an object. The waiting fetches that this source serves are planned
-        again."""
+        """List a new sure source (`object_plan`) of an object, and plan the waiting fetches that it serves again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -187,7 +172,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """Remove an object from a pilot. Fetches that read this pilot's copy get another source."""
+        """Remove an object from a pilot. Fetches of its copy get another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -228,7 +213,7 @@ class Transfers:
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """Make a following fetch the leader. Its pilot reported a failed source, so the fetch is active."""
+        """Make a following fetch the leader, because its pilot reported a failed source."""
         near = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -236,10 +221,7 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Let a fetch follow another fetch into the same cache.
-
-        The follower gets a later number than its leader, so that fetches never wait in a circle.
-        """
+        """Let a fetch follow another into the same cache, with a later number, so that no fetches wait in a circle."""
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
             for source in list(fetch.sources.values()):
