@@ -5,7 +5,7 @@ library gets up to `prefetch_s` seconds of work beyond its slots, at most its sh
 work, calls are taken back from another library. Calls of a function that has not run yet, or runs long, are not
 prefetched.
 
-If device kinds have different measured speeds (`stoker.manager.core.per_context`), the fastest free library comes first. A
+If device kinds have different measured speeds (`Context.speeds`), the fastest free library comes first. A
 slow library gets a smaller backlog, and leaves the last calls to faster libraries
 (`stoker.manager.policies.faster_kinds`).
 
