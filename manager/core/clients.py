@@ -17,20 +17,17 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
-from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, outlook, pilots, registry, seams
-from stoker.manager.core.events import (
-    ClientGone,
-    Command,
-    DiscardObject,
-    EndManager,
-    Event,
-    EventRefused,
-    FromClient,
-    FromPilot,
-    PilotLost,
-    TimerFired,
-    ToClient,
-    ToPilot,
+from stoker.manager.core import (
+    block_orders,
+    dispatch,
+    ending,
+    events,
+    holding,
+    libraries,
+    outlook,
+    pilots,
+    registry,
+    seams,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Client, Library, PilotState
@@ -53,7 +50,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client with the number of another client")
         wrong = f"its calls carry the number {number}, now another client's, because the journal lost its end"
-        manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        manager.out.append(events.ToClient(id, to_client.ClientRefused(wrong)))
         return None
     return registry.add_client(state, id, number)
 
@@ -239,7 +236,7 @@ def ban(state: State, name: str, why: str) -> None:
 def _drop_results(manager: Manager, client: Client, why: str) -> None:
     for end in client.unacked:
         if isinstance(end.payload, ObjectRef):
-            manager.out.append(DiscardObject(end.payload.source))
+            manager.out.append(events.DiscardObject(end.payload.source))
     count = len(client.unacked)
     manager.state.notice(f"{count} results of a program that did not reconnect were dropped {why}")
     ban(manager.state, client.id, f"this program was disconnected for too long: its {count} results were dropped {why}")
@@ -280,7 +277,7 @@ def end_session(manager: Manager, reason: str) -> None:
     for client in state.clients.values():
         if client.connected:
             manager.tell(client, to_client.SessionOver(reason))
-    manager.out.append(EndManager(reason))
+    manager.out.append(events.EndManager(reason))
 
 
 # ---- lost records of the journal
@@ -312,24 +309,24 @@ ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose last roun
 MOST_OF_ONE = 3  # A client is banned after this number of refused events
 
 
-def refusal_of(event: Event, reason: str) -> EventRefused:
+def refusal_of(event: events.Event, reason: str) -> events.EventRefused:
     match event:
-        case FromClient(client=client, sequence=sequence, messages=messages):
+        case events.FromClient(client=client, sequence=sequence, messages=messages):
             calls = [spec.call for message in messages if isinstance(message, Submit) for spec in message.calls]
-            return EventRefused("client", client, sequence, reason, calls)
-        case FromPilot(pilot=pilot, sequence=sequence):
-            return EventRefused("pilot", pilot, sequence, reason)
-        case PilotLost(pilot=pilot):
-            return EventRefused("pilot", pilot, 0, reason)
-        case ClientGone(client=client):
-            return EventRefused("client", client, 0, reason)
-        case TimerFired(key=key):
-            return EventRefused("timer", key, 0, reason)
+            return events.EventRefused("client", client, sequence, reason, calls)
+        case events.FromPilot(pilot=pilot, sequence=sequence):
+            return events.EventRefused("pilot", pilot, sequence, reason)
+        case events.PilotLost(pilot=pilot):
+            return events.EventRefused("pilot", pilot, 0, reason)
+        case events.ClientGone(client=client):
+            return events.EventRefused("client", client, 0, reason)
+        case events.TimerFired(key=key):
+            return events.EventRefused("timer", key, 0, reason)
         case _:
-            return EventRefused("manager", type(event).__name__, 0, reason)
+            return events.EventRefused("manager", type(event).__name__, 0, reason)
 
 
-def handle_refused_event(manager: Manager, event: EventRefused) -> None:
+def handle_refused_event(manager: Manager, event: events.EventRefused) -> None:
     """Fail the calls of a refused event, treat the pilot that sent the event as lost, or ban the sender."""
     state = manager.state
     state.failed_at.append(state.now)
@@ -348,7 +345,7 @@ def handle_refused_event(manager: Manager, event: EventRefused) -> None:
                 manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 
 
-def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
+def _refuse_event_of_client(manager: Manager, event: events.EventRefused) -> None:
     state = manager.state
     client = state.clients.get(ClientId(event.name))
     if client is None or not event.sequence:
@@ -363,7 +360,7 @@ def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
     fail_unaccepted_calls(manager, client, event.calls, failure)
 
 
-def _ban_event_peer(manager: Manager, event: EventRefused) -> None:
+def _ban_event_peer(manager: Manager, event: events.EventRefused) -> None:
     ban(manager.state, event.name, f"the manager failed on a message of this peer: {event.reason}")
 
 
@@ -371,16 +368,18 @@ def _ban_event_peer(manager: Manager, event: EventRefused) -> None:
 _CONNECTED = (PilotState.HERE, PilotState.DRAINING)
 
 
-def has_only_result_pieces(event: FromPilot | FromClient) -> bool:
+def has_only_result_pieces(event: events.FromPilot | events.FromClient) -> bool:
     if event.sequence or not event.messages:
         return False
-    lane = CallYielded if isinstance(event, FromPilot) else PiecesTaken
+    lane = CallYielded if isinstance(event, events.FromPilot) else PiecesTaken
     return all(type(message) is lane for message in event.messages)
 
 
-def forward_result_pieces(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:
-    out: list[Command] = []
-    if isinstance(event, FromPilot):
+def forward_result_pieces(
+    state: State, event: events.FromPilot | events.FromClient, now: float
+) -> list[events.Command]:
+    out: list[events.Command] = []
+    if isinstance(event, events.FromPilot):
         pilot = state.pilots.get(event.pilot)
         if pilot is None or pilot.state not in _CONNECTED or pilot.hellos_asked:
             return out
@@ -396,7 +395,9 @@ def forward_result_pieces(state: State, event: FromPilot | FromClient, now: floa
     return out
 
 
-def _forward_pieces(state: State, library: Library | None, said: CallYielded, out: list[Command], now: float) -> None:
+def _forward_pieces(
+    state: State, library: Library | None, said: CallYielded, out: list[events.Command], now: float
+) -> None:
     call = library.held.get(said.call) if library is not None else None
     if call is None or not call.group.options.stream or call.holder is not library:
         return
@@ -408,10 +409,10 @@ def _forward_pieces(state: State, library: Library | None, said: CallYielded, ou
         facts.waits_since = now
     client = call.group.client
     if client.connected:
-        out.append(ToClient(client.id, to_client.Pieces(call.id, said.run, said.first, said.items, said.waits)))
+        out.append(events.ToClient(client.id, to_client.Pieces(call.id, said.run, said.first, said.items, said.waits)))
 
 
-def _forward_acknowledgement(state: State, call: Call, taken: PiecesTaken, out: list[Command]) -> None:
+def _forward_acknowledgement(state: State, call: Call, taken: PiecesTaken, out: list[events.Command]) -> None:
     library = call.holder
     if call.state is not CallState.HELD or not isinstance(library, Library):
         return
@@ -419,4 +420,4 @@ def _forward_acknowledgement(state: State, call: Call, taken: PiecesTaken, out: 
     if facts is not None and facts.run == taken.run and taken.upto > facts.taken:
         facts.taken, facts.waits_since = taken.upto, None
     if library.pilot.state in _CONNECTED:
-        out.append(ToPilot(library.pilot.id, AckPieces(library.id, call.id, taken.run, taken.upto, taken.again)))
+        out.append(events.ToPilot(library.pilot.id, AckPieces(library.id, call.id, taken.run, taken.upto, taken.again)))

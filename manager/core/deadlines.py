@@ -146,7 +146,6 @@ SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its wallti
 _SLACK_SHARE = 0.25
 _FRESH_SHARE = 0.9  # A pilot counts as new while this share of its own, or of the longest, walltime is left
 _WHOLE_CUT_SHARE = 0.6  # Being cut off counts against a call that ran for this share of its pilot's walltime
-_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its exit after handing over its objects
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
@@ -206,17 +205,13 @@ def has_source_time_for_load(context: Context, source: Source) -> bool:
 
 
 def _can_load_before_drain(context: Context, kind: str, *, left_s: float, lasts_s: float) -> bool:
-    needed_s = _LOAD_CAUTION * _load_s(context, kind)
+    advice = context.advice.get(kind)
+    load_s = advice.load_s if advice is not None and advice.load_s else context.load_s
+    needed_s = _LOAD_CAUTION * (load_s or (context.cut_after_s if context.cut_loads >= _CUT_LOADS else 0.0))
     if not needed_s:
         return True
     run_s = run_s_on(context.speeds, context, kind)
     return needed_s < left_s - drain_margin_s(lasts_s, run_s=run_s) and needed_s + run_s < left_s
-
-
-def _load_s(context: Context, kind: str) -> float:
-    advice = context.advice.get(kind)
-    known = advice.load_s if advice is not None and advice.load_s else context.load_s
-    return known or (context.cut_after_s if context.cut_loads >= _CUT_LOADS else 0.0)
 
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
@@ -236,7 +231,3 @@ def seconds_until_drain(pilot: Pilot, now: float) -> float:
 
 def is_near_walltime_end(pilot: Pilot, now: float) -> bool:
     return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_SHARE * pilot.lasts_s)
-
-
-def seconds_left_for_handover(pilot: Pilot, now: float) -> float:
-    return walltime_left_s(pilot, now) - _EXIT_RESERVE_S

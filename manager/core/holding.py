@@ -346,7 +346,8 @@ def send_calls(manager: Manager) -> None:
 def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
     blob = take_unsent_function_blob(library, group)
     manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
-    blame.schedule_output_check(manager, library)
+    if blame.PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
+        manager.set_timer(blame.PRINTING_TIMER, manager.state.now + blame.EVERY_S)
 
 
 def take_unsent_function_blob(library: Library, group: Group) -> FunctionBlob | None:

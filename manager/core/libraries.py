@@ -78,7 +78,8 @@ def register_snapshot(manager: Manager, pilot: Pilot, message: to_manager.Snapsh
     snapshot = Snapshot(message.form, message.object, message.made_s)
     if message.manifest:
         objects.define_manifest(manager, message.object.name, message.manifest)
-    objects.object_arrived(manager, pilot, to_manager.ObjectArrival(message.object.name, message.object.size_bytes))
+    arrival = to_manager.ObjectArrival(message.object.name, message.object.size_bytes)
+    objects.record_arrived_objects(manager, pilot, to_manager.ObjectsHere((arrival,)))
     for kind in dict.fromkeys(device.facts.kind for device in pilot.devices.values()):
         known = manager.state.transfers.snapshots.setdefault((message.recipe, kind), {})
         if message.form not in known or not _is_snapshot_available(manager, known[message.form]):
@@ -124,12 +125,6 @@ def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
     room = max(0, min(device.budget_bytes for device in library.devices))
     promise(library, min(memory_bytes, library.promised_bytes + room))
     library.resizing.append(memory_bytes)
-
-
-def repeat_resize_order(manager: Manager, library: Library) -> None:
-    if library.resizing:
-        manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
-        del library.resizing[:-1]
 
 
 def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
@@ -321,8 +316,7 @@ def record_engine_load(manager: Manager, library: Library, message: to_manager.L
     library.batch, library.batch_at = message.load, manager.state.now
     manager.changed("libraries", library.id)
     if message.times.samples:
-        kind = library.devices[0].facts.kind
-        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), kind, message.times))
+        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), library.kind, message.times))
 
 
 def record_memory_use(library: Library, memory_bytes: int, device_bytes: int, *, now: float) -> None:

@@ -35,13 +35,14 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
+_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its exit after this
 _MOST_RECEIVERS = 3  # Maximum number of pilots that are tried as receivers of an object
 
 
 def begin_object_handover(manager: Manager, peer: Peer) -> float:
     """Copy the objects that only a draining pilot has to others. Return the most seconds that it stays for this."""
     pilot = manager.state.pilots[peer.id]
-    left_s = deadlines.seconds_left_for_handover(pilot, manager.state.now)
+    left_s = deadlines.walltime_left_s(pilot, manager.state.now) - _EXIT_RESERVE_S
     if not peer.serving or left_s <= 0:
         return 0.0
     needed = frozenset(_names_of_needed_objects(manager))

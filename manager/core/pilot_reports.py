@@ -25,26 +25,17 @@ from stoker.manager.core.events import ContextAdvice, FromPilot, RecordLoad, ToP
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
-from stoker.protocol import bounds, to_pilot
+from stoker.protocol import bounds, to_manager, to_pilot
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    DeviceFault,
-    Heartbeat,
-    LibraryAwake,
-    LibraryFacts,
-    LibraryGone,
-    LibraryReady,
-    PilotHello,
-)
-from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
+from stoker.protocol.to_pilot import CancelCalls, Exit, ResizeLibrary, StopLibrary
 from stoker.protocol.wire import why_not
 
 NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
 MOST_HELLOS = 4  # Maximum number of requests in a row for a newer hello
 
 
-def pilot_refusal_reason(state: State, id: PilotId, message: PilotHello) -> str:
+def pilot_refusal_reason(state: State, id: PilotId, message: to_manager.PilotHello) -> str:
     if wrong := why_not(message, session=state.session) or bounds.describe_invalid_message(message):
         return wrong
     if state.ending:
@@ -74,7 +65,7 @@ def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
     pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
 
-def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
+def request_newer_hello(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> bool:
     """Request a newer hello, and return True, if frames that the pilot sent after this hello were already processed."""
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
@@ -84,7 +75,7 @@ def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> 
     return is_old
 
 
-def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
+def join(manager: Manager, id: PilotId, message: to_manager.PilotHello) -> Pilot:
     now = manager.state.now
     pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=now)
     manager.state.pilots[id] = pilot
@@ -98,7 +89,7 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
     return pilot
 
 
-def restore_rejoined_pilot(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
+def restore_rejoined_pilot(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> Pilot:
     pilots.readmit_lost_pilot(manager, pilot)
     blocks.uncount_pilot_loss(manager, pilot)
     block_orders.pilot_joined(manager, pilot, again=True)
@@ -110,7 +101,7 @@ def restore_rejoined_pilot(manager: Manager, pilot: Pilot, message: PilotHello) 
 _ORDER_OF_STATES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
 
 
-def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
+def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> None:
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
@@ -146,7 +137,7 @@ def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
 
 
-def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
+def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, to_manager.LibraryFacts]) -> None:
     """Requeue calls that never reached their libraries. A gang call is requeued once."""
     missing: dict[Call, Library] = {}
     for library in here:
@@ -156,7 +147,7 @@ def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryI
         holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
 
 
-def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _reconcile_library(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.free_unlisted_slots(library, listed)
@@ -173,11 +164,13 @@ def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) 
     for id in unknown:
         _handle_unknown_call(manager, library, id)
     gangs.resend_rank0_address(manager, library)
-    libraries.repeat_resize_order(manager, library)
+    if library.resizing:
+        manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
+        del library.resizing[:-1]
     queues.update_load_index(manager, library)
 
 
-def _resume_library_after_hello(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _resume_library_after_hello(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
@@ -194,12 +187,11 @@ def _resume_library_after_hello(manager: Manager, library: Library, facts: Libra
 def handle_hello_device_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
     """Record the device faults of a hello. `lost`: True if the manager may have missed that a device works again."""
     for device in list(pilot.devices.values()):
-        pilots.record_device_health(
-            manager, device, faults.get(device.id, device.facts.fault if lost else device.reported)
-        )
+        fault = faults.get(device.id, device.facts.fault if lost else device.reported)
+        pilots.record_device_health(manager, device, fault)
 
 
-def handle_device_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
+def handle_device_fault(manager: Manager, pilot: Pilot, message: to_manager.DeviceFault) -> None:
     device = pilot.devices.get(DeviceId(message.device))
     if device is None:
         manager.state.refuse("fault of a device that the pilot does not have")
@@ -214,13 +206,13 @@ RECORD_S = 5.0  # Minimum seconds between two records of run times
 
 
 def is_heartbeat(event: FromPilot) -> bool:
-    return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
+    return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is to_manager.Heartbeat
 
 
 def needs_heartbeat_record(state: State, event: FromPilot, now: float) -> bool:
     """Return True if a heartbeat's values have changed, or if run times must be recorded."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
-    if pilot is None or type(message) is not Heartbeat:
+    if pilot is None or type(message) is not to_manager.Heartbeat:
         return False
     if state.unrecorded and now - state.recorded_at >= RECORD_S:
         return True
@@ -239,7 +231,7 @@ def _has_memory_changed(before: int, after: int) -> bool:
     return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _CHANGE_DIVISOR)
 
 
-def handle_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
+def handle_heartbeat(manager: Manager, pilot: Pilot, message: to_manager.Heartbeat) -> None:
     pilot.cache_bytes, pilot.refused_frames = message.cache_bytes, message.refused_frames
     for use in message.libraries:
         library = pilot.libraries.get(use.library)
@@ -255,7 +247,7 @@ BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.P
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
-def handle_ready_library(manager: Manager, library: Library, message: LibraryReady) -> None:
+def handle_ready_library(manager: Manager, library: Library, message: to_manager.LibraryReady) -> None:
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
         if library.state is not LibraryState.STOPPING:
@@ -286,7 +278,7 @@ def _handle_loaded_library(manager: Manager, library: Library) -> None:
     _start_serving(manager, library)
 
 
-def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> None:
+def library_awake(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> None:
     if sleepers.library_awake(manager, library, message):
         _start_serving(manager, library)
 
@@ -301,7 +293,7 @@ def _start_serving(manager: Manager, library: Library) -> None:
     dispatch.feed_library(manager, library)
 
 
-def handle_ended_library(manager: Manager, library: Library, message: LibraryGone) -> None:
+def handle_ended_library(manager: Manager, library: Library, message: to_manager.LibraryGone) -> None:
     """Requeue the calls of a library that has ended, or fail the calls that killed the library."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
@@ -313,30 +305,29 @@ def handle_ended_library(manager: Manager, library: Library, message: LibraryGon
     survivors = libraries.detach_library(manager, library)
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
-    blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowding = None  # set if the library was killed because other processes use the memory
-    if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
-        crowding = failure
+    blamed = crowding = None
+    if failure is not None and not message.loading:
+        blamed = failure if failure.kind not in BLAMELESS else None
+        # Other processes use the memory of a library that was killed with this failure.
+        crowding = failure if failure.kind is FailureKind.PILOT and failure.signal else None
     back = []
     if failure is None and not message.loading:
         retries.record_walltime_cuts(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
-        if crowding is not None and call.id in running and _handle_memory_killed_call(manager, library, call, crowding):
-            continue
-        killer = blamed is not None and call.id in running
-        if failure is not None and failure.kind in OF_OTHERS and call.id in running:
+        has_ended, ran = False, call.id in running
+        if ran and crowding is not None:
+            has_ended = _handle_memory_killed_call(manager, library, call, crowding)
+        elif ran and blamed is not None:
+            alone = len(running) == 1
+            has_ended = retries.blame_call_for_library_death(manager, library, call, blamed, alone=alone)
+        elif ran and failure is not None and failure.kind in OF_OTHERS:
             retries.record_cut_by_other_call(manager, library, call, failure)
-        if not (
-            killer
-            and blamed
-            and retries.blame_call_for_library_death(manager, library, call, blamed, alone=len(running) == 1)
-        ):
+        if not has_ended:
             back.append(call)
-    if blamed is not None:
-        for call in broken:
+    for call in broken:
+        if blamed is not None:
             retries.blame_call_for_library_death(manager, library, call, blamed, alone=len(message.running) == 1)
-    if crowding is not None:
-        for call in broken:
+        elif crowding is not None:
             gangs.count_memory_killed_rank(manager, library, call, crowding)
     holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
@@ -381,10 +372,7 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         and not any(x.state in _MAY_SERVE for x in queues.libraries_serving_context(each))
     ]
     text = f"context {context.recipe.name} could not be loaded: {failure.message}"
-    evidence = Failure(
-        FailureKind.CONTEXT, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail,
-        failure.log,
-    )  # fmt: skip
+    evidence = msgspec.structs.replace(failure, kind=FailureKind.CONTEXT, message=text, device="", printed=None)
     for each in lost:
         libraries.fail_waiting_calls(manager, each, evidence)
 
@@ -446,7 +434,5 @@ def _libraries_using_object_cache(state: State, pilot: Pilot) -> Iterator[Librar
 
 
 def _is_idle(library: Library) -> bool:
-    if library.state is LibraryState.STOPPING:
-        return True
     is_free = library.state in (LibraryState.READY, LibraryState.ASLEEP) and not library.load
-    return is_free and not library.context.queue.count
+    return library.state is LibraryState.STOPPING or (is_free and not library.context.queue.count)

@@ -25,7 +25,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import Fault, Loss, State, Trial
 from stoker.protocol.blocks import LossReason
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
 from stoker.protocol.ids import format_library_id, show_call
 from stoker.units import show_seconds
 
@@ -46,7 +46,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     state, pilot, failure = manager.state, library.pilot, outcome.failure
     trial = holding.get_or_create_trial(manager, call)
     there = _count_faults_on_pilot(trial, library)
-    devices = frozenset(device.id for device in library.devices) if failure.device else frozenset()
+    devices = frozenset([device.id for device in library.devices] if failure.device else ())
     avoided_until = state.now + AVOIDS_S[min(there, len(AVOIDS_S) - 1)]
     pause_s = PAUSE_S[min(len(trial.faults), len(PAUSE_S) - 1)]
     trial.faults.append(Fault(state.now, pilot.id, devices, avoided_until, state.now + pause_s, failure))
@@ -84,10 +84,10 @@ def _count_faults_on_pilot(trial: Trial, library: Library) -> int:
 
 
 def _can_run_on_other_pilot(manager: Manager, trial: Trial) -> bool:
-    now, faults = manager.state.now, trial.faults
-    if any(now < fault.pauses_until for fault in faults):
+    now = manager.state.now
+    if any(now < fault.pauses_until for fault in trial.faults):
         return False
-    not_now = {fault.pilot: fault.devices for fault in faults if now < fault.avoided_until}
+    not_now = {fault.pilot: fault.devices for fault in trial.faults if now < fault.avoided_until}
     return any(
         pilot.state is PilotState.HERE
         and (id not in not_now or (bool(not_now[id]) and any(device not in not_now[id] for device in pilot.devices)))
@@ -105,9 +105,8 @@ def _evidence(call: Call, trial: Trial) -> Failure:
         f"{fault.failure.message}"
         for fault in faults
     ]
-    return Failure(
-        FailureKind.INFRASTRUCTURE, "\n  ".join(lines), last.pilot, last.library, log=last.log, device=last.device
-    )
+    text = "\n  ".join(lines)
+    return Failure(FailureKind.INFRASTRUCTURE, text, last.pilot, last.library, log=last.log, device=last.device)
 
 
 def record_call_losses_of_pilot(manager: Manager, pilot: Pilot) -> None:
@@ -209,7 +208,11 @@ def _record_loss(
     now, pilot = manager.state.now, library.pilot
     since = max(call.sent_at, library.ended_at)
     memory = max((size for at, size in library.measured if at >= since), default=0)
-    printed = failure.printed if failure is not None else blame.call_output_location(library)
+    if failure is not None:
+        printed = failure.printed
+    else:
+        log = blame.log_of(library)
+        printed = Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
     trial = holding.get_or_create_trial(manager, call)
     trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
     del trial.losses[: -2 * MOST_LOSSES]

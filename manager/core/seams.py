@@ -35,56 +35,32 @@ class PolicyError(StokerError):
 
 
 class View(Protocol):
-    """A read-only view of the manager's state."""
+    """A read-only view of the manager's `State`, which explains each field."""
 
     @property
-    def now(self) -> float:
-        """Seconds on the manager's clock."""
-
+    def now(self) -> float: ...
     @property
-    def ends_per_s(self) -> int:
-        """Number of calls that ended in the last whole second."""
-
+    def ends_per_s(self) -> int: ...
     @property
-    def contexts(self) -> Mapping[str, Context]:
-        """Contexts by recipe key."""
-
+    def contexts(self) -> Mapping[str, Context]: ...
     @property
-    def calls(self) -> Mapping[int, Call]:
-        """Calls that have not ended."""
-
+    def calls(self) -> Mapping[int, Call]: ...
     @property
-    def pilots(self) -> Mapping[PilotId, Pilot]:
-        """Pilots that have not ended."""
-
+    def pilots(self) -> Mapping[PilotId, Pilot]: ...
     @property
-    def libraries(self) -> Mapping[LibraryId, Library]:
-        """Libraries that have not ended."""
-
+    def libraries(self) -> Mapping[LibraryId, Library]: ...
     @property
-    def waiting_contexts(self) -> Mapping[str, Context]:
-        """Contexts with waiting calls, by recipe key."""
-
+    def waiting_contexts(self) -> Mapping[str, Context]: ...
     @property
-    def reports(self) -> Mapping[int, CallProgress]:
-        """Last progress report of each running or evicted call."""
-
+    def reports(self) -> Mapping[int, CallProgress]: ...
     @property
-    def forecasts(self) -> Mapping[int, CallForecast]:
-        """Last forecast of each call."""
-
+    def forecasts(self) -> Mapping[int, CallForecast]: ...
     @property
-    def sources(self) -> Mapping[str, SourceState]:
-        """Sites that provide pilots (sources), by name."""
-
+    def sources(self) -> Mapping[str, SourceState]: ...
     @property
-    def blocks(self) -> Mapping[BlockId, Block]:
-        """Blocks that have not ended."""
-
+    def blocks(self) -> Mapping[BlockId, Block]: ...
     @property
-    def most_pilots(self) -> Mapping[ClientId, int]:
-        """Maximum number of pilots in the blocks that each client starts itself; 0 = no maximum."""
-
+    def most_pilots(self) -> Mapping[ClientId, int]: ...
     def devices(self) -> Iterator[Device]:
         """Devices without a fault, of connected pilots that are not reserved for a call."""
 

@@ -203,7 +203,7 @@ class State:
     def __init__(self, session: str, *, now: float = 0.0) -> None:
         self.session = session
         self.started_at = now
-        self.now = now
+        self.now = now  # Seconds on the manager's clock
         self.lease_s = 60.0  # Seconds that pilots wait for an absent manager
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
@@ -215,8 +215,8 @@ class State:
         self.costs: dict[tuple[str, str], Cost] = {}  # Run costs, by function key and recipe key
         self.unrecorded: dict[Cost, None] = {}  # Costs with runs that are not recorded yet
         self.recorded_at = 0.0
-        self.contexts: dict[str, Context] = {}
-        self.calls: dict[int, Call] = {}
+        self.contexts: dict[str, Context] = {}  # By recipe key
+        self.calls: dict[int, Call] = {}  # Calls that have not ended
         self.orphans: dict[int, Orphan] = {}
         self.streams: dict[int, StreamFacts] = {}
         self.failed_at: deque[float] = deque(maxlen=100)  # Times at which events made the core raise an exception
@@ -224,21 +224,21 @@ class State:
         self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
         self.kept_ends: dict[int, CallEnd] = {}  # Ends of calls from before a new journal
         self.failed: dict[int, Call] = {}  # Latest failed calls, for their histories
-        self.pilots: dict[PilotId, Pilot] = {}
+        self.pilots: dict[PilotId, Pilot] = {}  # Pilots that have not ended
         self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest ended or lost pilots, which may reconnect
-        self.libraries: dict[LibraryId, Library] = {}
+        self.libraries: dict[LibraryId, Library] = {}  # Libraries that have not ended
         self.gone_libraries: dict[LibraryId, Library] = {}  # Latest ended libraries, for their histories
         self.transfers = Transfers()
-        self.waiting_contexts: dict[str, Context] = {}
-        self.reports: dict[int, CallProgress] = {}
+        self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls, by recipe key
+        self.reports: dict[int, CallProgress] = {}  # Last progress report of each running or evicted call
         self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that send no reports
-        self.forecasts: dict[int, CallForecast] = {}
+        self.forecasts: dict[int, CallForecast] = {}  # Last forecast of each call
         self.trials: dict[int, Trial] = {}
         self.reserved: dict[PilotId, Pilot] = {}
         self.breaks: dict[int, int] = {}  # By gang call: number of times that its ranks lost their connection
         self.broken_runs: dict[int, float] = {}  # By gang call: send time of the run whose ranks lost their connection
         self.timers: dict[str, float] = {}
-        self.sources: dict[str, SourceState] = {}
+        self.sources: dict[str, SourceState] = {}  # Sites that provide pilots, by name
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
         self.past_blocks: dict[BlockId, Block] = {}  # Latest ended blocks, for their histories
         self.ended_blocks: dict[str, int] = {}  # Number of ended blocks, by how they ended
@@ -276,6 +276,7 @@ class State:
 
     @property
     def ends_per_s(self) -> int:
+        """Number of calls that ended in the last whole second."""
         before = int(self.now) - 1
         for second, count in reversed(self.rate):
             if second <= before:

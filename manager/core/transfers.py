@@ -121,6 +121,12 @@ class Object:
         self.origin_bytes = 0
         self.peer_bytes = 0
 
+    def unlist(self, fetch: Fetch) -> None:
+        for queue in (self.waiting, self.underserved, self.stranded, self.alone, self.able):
+            queue.pop(fetch.peer.id, None)
+        if self.reader is fetch:
+            self.reader = None
+
 
 class Transfers:
     """A fetch and its source refer to each other, and each fetch is in the queue of its `Way`."""
@@ -180,6 +186,7 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
+        """Stop serving an object from a pilot. Fetches that read it there get another source."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -200,11 +207,11 @@ class Transfers:
         fetch = Fetch(object, peer, self.fetches)
         fetch.leader = self._find_leading_fetch(fetch)  # find the leader before the new fetch is listed
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
-        if fetch.leader is not None or self.near(fetch) is not None:
+        if fetch.leader is None and self.near(fetch) is None:
+            self.go(fetch)
+        else:
             self.changed[fetch] = None
             self.send(fetch, Way.FOLLOWING)
-        else:
-            self.go(fetch)
         return fetch
 
     def go(self, fetch: Fetch) -> None:
@@ -255,15 +262,12 @@ class Transfers:
         object, peer = fetch.object, fetch.peer
         for source in list(fetch.sources.values()):
             self.unlink(fetch, source)
-        for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
-            queue.pop(peer.id, None)
+        object.unlist(fetch)
         self._update_needy(object)
         del object.fetches[peer.id], peer.fetches[object.ref.name]
         peer.parked.pop(object.ref.name, None)
         self.unsettled.pop(fetch, None)
         self.changed.pop(fetch, None)
-        if object.reader is fetch:
-            object.reader = None
         self._reassign_followers(fetch, complete=complete)
         if not complete:
             self.withdraw(peer, object)
@@ -284,18 +288,14 @@ class Transfers:
     def _replace_lost_cache_source(self, peer: Peer, object: Object) -> None:
         for fetch in self._fetches_into_cache(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
-                leader = self._find_leading_fetch(fetch)
-                if leader is None:
-                    self.go(fetch)
-                else:
+                if (leader := self._find_leading_fetch(fetch)) is not None:
                     self._follow(fetch, leader)
+                else:
+                    self.go(fetch)
 
     def send(self, fetch: Fetch, way: Way) -> None:
         object, id = fetch.object, fetch.peer.id
-        for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
-            queue.pop(id, None)
-        if object.reader is fetch:
-            object.reader = None
+        object.unlist(fetch)
         before, fetch.way = fetch.way, way
         match way:
             case Way.WAITING:
@@ -368,11 +368,8 @@ class Transfers:
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
         """Return a peer that can serve this fetch now, or None. `root`: only a sure peer (`object_plan`)."""
         below = fetch.rank if root else self.fetches + 1
-        return (
-            self._find_peer_with_whole_object(fetch)
-            or self._find_relay_peer(fetch, below=below)
-            or self._find_leaving_peer(fetch)
-        )
+        found = self._find_peer_with_whole_object(fetch) or self._find_relay_peer(fetch, below=below)
+        return found or self._find_leaving_peer(fetch)
 
     def _find_peer_with_whole_object(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
