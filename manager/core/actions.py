@@ -18,7 +18,6 @@ from stoker.manager.core import (
     pilots,
     queues,
     seams,
-    sleepers,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Gang, Library, LibraryState, PilotState
@@ -70,9 +69,9 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case seams.Unload():
             libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
         case seams.Sleep():
-            sleepers.order_sleep(manager, _connected_library(manager, action.library))
+            libraries.order_sleep(manager, _connected_library(manager, action.library))
         case seams.Wake():
-            sleepers.order_wake(manager, _connected_library(manager, action.library))
+            libraries.order_wake(manager, _connected_library(manager, action.library))
         case seams.Resize():
             _resize(manager, action)
         case seams.FailCall():

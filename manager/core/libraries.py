@@ -1,7 +1,10 @@
-"""Manage libraries from their load to their end, with their promised memory, failed loads and snapshots.
+"""Manage libraries from their load to their end, with their promised memory, failed loads, snapshots and sleep.
 
 Snapshots of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. A pilot waits for a
 snapshot no longer than the snapshot's creation took.
+
+A library that was ordered to wake counts as loading. It cannot be woken before its pilot has answered the order to
+sleep (`Library.slept`). If `sleep` or `wake` fails, the context never sleeps again (docs/decisions/063).
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from stoker.protocol import to_manager
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_manager import LibraryPhase
-from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
-from stoker.units import show_bytes
+from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, StopLibrary, WakeLibrary
+from stoker.units import show_bytes, show_seconds
 
 LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
 LOADS = 4  # The waiting calls of a context fail if this many pilots in a row were lost while loading only it
@@ -218,19 +221,6 @@ def _stop_serving(manager: Manager, library: Library) -> None:
     manager.changed("libraries", library.id)
 
 
-def put_to_sleep(manager: Manager, library: Library) -> None:
-    library.state = LibraryState.ASLEEP
-    _stop_serving(manager, library)
-
-
-def mark_library_waking(manager: Manager, library: Library) -> None:
-    library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
-    library.started_at = manager.state.now
-    library.note(manager.state.now, "wakes")
-    queues.update_starved_since(manager, library.context)
-    manager.changed("libraries", library.id)
-
-
 def remove_lost_library(manager: Manager, library: Library, *, reason: str) -> None:
     manager.state.rerun_calls += min(library.slots, len(library.held))
     library.note(manager.state.now, f"lost with its pilot: {reason}")
@@ -338,3 +328,114 @@ def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> 
     for call in list(context.queue):
         if call.state is CallState.WAITING:
             ending.fail_call(manager, call, failure)
+
+
+# ---- sleep
+_ESTIMATE_FACTOR = 1.1
+
+
+def asleep_bytes(library: Library) -> int:
+    """Return the bytes that a sleeping library keeps on each device, measured or estimated."""
+    context, facts = library.context, library.devices[0].facts
+    known = context.asleep.get(facts.kind)
+    if known is not None:
+        keeps = known[0]
+    elif facts.on_host:  # a CPU library keeps its weights, estimated from the memory used after the load
+        keeps = int(_ESTIMATE_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
+    else:
+        keeps = facts.process_bytes
+    return min(keeps, library.promised_bytes)
+
+
+def host_bytes(library: Library) -> int:
+    """Return the host memory that a library needs to sleep, measured or estimated; 0 on a CPU device."""
+    context, facts = library.context, library.devices[0].facts
+    if facts.on_host:
+        return 0
+    known = context.asleep.get(facts.kind)
+    if known is not None:
+        return known[1]
+    uses = max(context.resident_bytes, library.device_bytes) or library.promised_bytes
+    return max(0, uses - facts.process_bytes) * len(library.devices)
+
+
+def order_sleep(manager: Manager, library: Library) -> None:
+    """Put a library to sleep. Raise PolicyError if it cannot sleep now, or its pilot lacks the host memory."""
+    keeps, host, pilot = asleep_bytes(library), host_bytes(library), library.pilot
+    if library.state is not LibraryState.READY or library.load or library.resizing or not library.sleeps:
+        raise PolicyError(
+            f"library {library.id} cannot sleep: it is {library.state.value}, with load {library.load}"
+            f"{', being resized' * bool(library.resizing)}{'' if library.sleeps else ', and its context cannot'}"
+        )
+    if host > pilot.free_host_bytes_for_sleep:
+        raise PolicyError(
+            f"{pilot.id} has {pilot.free_host_bytes_for_sleep} bytes left for sleepers, {host} are needed"
+        )
+    library.awake_bytes, library.host_bytes = library.promised_bytes, host
+    _mark_library_asleep(manager, library, keeps, slept=False)
+    library.note(manager.state.now, "falls asleep")
+    manager.say(pilot, SleepLibrary(library.id, keeps, host))
+
+
+def order_wake(manager: Manager, library: Library) -> None:
+    """Wake a library. Raise PolicyError if it does not sleep, or its memory before the sleep is not free."""
+    if library.state is not LibraryState.ASLEEP or not library.slept:
+        raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
+    promise(library, max(library.awake_bytes, library.promised_bytes))
+    library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
+    library.started_at = manager.state.now
+    library.note(manager.state.now, "wakes")
+    queues.update_starved_since(manager, library.context)
+    manager.changed("libraries", library.id)
+    manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
+
+
+def _mark_library_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
+    for call in tuple(library.held.values()):  # held calls exist only if the journal was lost; the pilot refuses them
+        holding.withdraw(manager, call, running=True)
+        holding.requeue(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
+    library.slept = slept
+    promise(library, min(keeps, library.promised_bytes))
+    library.state = LibraryState.ASLEEP
+    _stop_serving(manager, library)
+
+
+def record_library_asleep(manager: Manager, library: Library, message: to_manager.LibraryAsleep) -> None:
+    keeps, host, state = message.device_memory_bytes, message.host_bytes, manager.state
+    library.context.asleep[library.kind] = keeps, host
+    if library.state is LibraryState.READY:  # the journal lost the manager's order to sleep
+        _mark_library_asleep(manager, library, keeps, slept=True)
+    if library.state is not LibraryState.ASLEEP:
+        return
+    room = library.host_bytes + library.pilot.free_host_bytes_for_sleep
+    library.slept, library.host_bytes = True, min(host, max(0, room))
+    holds(manager, library, keeps)
+    where = f" and {show_bytes(host)} of host memory" if host else ""
+    took = f", {show_seconds(message.sleep_s)} to fall asleep" if message.sleep_s else ""
+    library.note(state.now, f"asleep: keeps {show_bytes(keeps)} of its device{where}{took}")
+
+
+def record_library_awake(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> bool:
+    """Record that a library serves calls again. Return True if the library was not ready before."""
+    if library.state not in (LibraryState.ASLEEP, LibraryState.LOADING):
+        return False
+    library.host_bytes = 0
+    holds(manager, library, message.device_memory_bytes)
+    if not message.refused:
+        library.context.wake_s = message.wake_s
+    library.note(manager.state.now, message.refused or f"awake: {show_seconds(message.wake_s)} to wake")
+    return True
+
+
+def resume_sleeper(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> bool:
+    """Compare a library with its pilot's hello, and repeat unanswered orders. Return True if it sleeps or wakes."""
+    if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
+        library.awake_bytes = facts.awake_bytes
+        _mark_library_asleep(manager, library, library.promised_bytes, slept=False)
+    if library.is_waking:
+        manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
+        return True
+    if library.state is LibraryState.ASLEEP:
+        manager.say(library.pilot, SleepLibrary(library.id, library.promised_bytes, library.host_bytes))
+        return True
+    return False

@@ -31,7 +31,7 @@ class CallState(enum.Enum):
 class LibraryState(enum.Enum):
     LOADING = "loading"  # The library fetches, starts, loads or wakes
     READY = "ready"  # The library has its context loaded and serves calls
-    ASLEEP = "asleep"  # The library was ordered to sleep, or sleeps with its context in host memory (see `sleepers`)
+    ASLEEP = "asleep"  # The library was ordered to sleep, or sleeps with its context in host memory
     STOPPING = "stopping"  # The library was ordered to stop; its memory counts until it has ended
     GONE = "gone"
 

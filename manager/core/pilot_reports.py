@@ -19,7 +19,6 @@ from stoker.manager.core import (
     pilots,
     queues,
     retries,
-    sleepers,
 )
 from stoker.manager.core.events import ContextAdvice, FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
@@ -176,7 +175,7 @@ def _resume_library_after_hello(manager: Manager, library: Library, facts: to_ma
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
         library.host_bytes = 0
         _start_serving(manager, library)
-    elif sleepers.compare(manager, library, facts):
+    elif libraries.resume_sleeper(manager, library, facts):
         return
     elif library.state is LibraryState.LOADING and facts.ready:
         _handle_loaded_library(manager, library)
@@ -279,7 +278,7 @@ def _handle_loaded_library(manager: Manager, library: Library) -> None:
 
 
 def library_awake(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> None:
-    if sleepers.library_awake(manager, library, message):
+    if libraries.record_library_awake(manager, library, message):
         _start_serving(manager, library)
 
 

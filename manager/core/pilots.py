@@ -24,7 +24,6 @@ from stoker.manager.core import (
     queues,
     registry,
     retries,
-    sleepers,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Client, Device, Library, LibraryState, Pilot, PilotState
@@ -346,7 +345,8 @@ def adopt_library_from_hello(
         return None
     library = Library(LibraryId(facts.library), context, pilot, devices, state.now)
     libraries.record_memory_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
-    sleepers.found(library, facts)
+    library.sleeps, library.awake_bytes = facts.sleeps, facts.awake_bytes
+    library.host_bytes = min(facts.host_bytes, max(0, pilot.free_host_bytes_for_sleep))
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:

@@ -35,7 +35,6 @@ from stoker.manager.core import (
     registry,
     report,
     retries,
-    sleepers,
     story,
 )  # fmt: skip
 from stoker.manager.core.events import Command, Event, FromClient, FromPilot
@@ -256,7 +255,7 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.LibraryReady: pilot_reports.handle_ready_library,
     to_manager.LibraryGone: pilot_reports.handle_ended_library,
     to_manager.LibraryResized: libraries.resized,
-    to_manager.LibraryAsleep: sleepers.record_library_asleep,
+    to_manager.LibraryAsleep: libraries.record_library_asleep,
     to_manager.LibraryAwake: pilot_reports.library_awake,
     to_manager.LibraryBatch: libraries.record_engine_load,
     to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame for the journal"),

@@ -15,9 +15,9 @@ from core.builders import Cluster, devices
 from core.desk import SESSION
 
 from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
+from stoker.manager.core.libraries import host_bytes
 from stoker.manager.core.nouns import Device, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, Unload, View
-from stoker.manager.core.sleepers import host_bytes
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.manager.policies.sleeping import may_sleep
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
