@@ -151,7 +151,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
         holding.give(manager, library, call)
     else:
         if action.reserve_bytes and not action.preempts:
-            libraries.change_promised_memory(library, action.reserve_bytes)
+            libraries.resize(manager, library, action.reserve_bytes, orders=False)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         blob = holding.take_unsent_function_blob(library, group)

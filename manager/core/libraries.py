@@ -49,11 +49,10 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     # On a GPU only the device memory counts.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
-    before = context.advice.get(facts.kind)
+    before = context.advice.get(facts.kind, ContextAdvice())
     context.advice[facts.kind] = ContextAdvice(
-        seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots,
-        steps=before.steps if before is not None else None, speed=before.speed if before is not None else 0.0,
-        cache=message.cache,
+        seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots, steps=before.steps,
+        speed=before.speed, cache=message.cache,
     )  # fmt: skip
 
 
@@ -112,22 +111,22 @@ def promise(library: Library, memory_bytes: int) -> None:
     library.promised_bytes = memory_bytes
 
 
-def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
-    change_promised_memory(library, memory_bytes)
-    manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
-
-
-def change_promised_memory(library: Library, memory_bytes: int) -> None:
-    """Change the memory that is promised to a library, without sending an order to the library's pilot."""
+def resize(manager: Manager, library: Library, memory_bytes: int, *, orders: bool = True) -> None:
+    """Change the memory that is promised to a library. `orders`: False if another order to the pilot says so."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
+    if orders:
+        manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
 
 def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
     """Record that the pilot has changed a library's memory. The promise stays within its devices' free memory."""
-    room = max(0, min(device.budget_bytes for device in library.devices))
-    promise(library, min(memory_bytes, library.promised_bytes + room))
+    promise(library, min(memory_bytes, _most_bytes(library)))
     library.resizing.append(memory_bytes)
+
+
+def _most_bytes(library: Library) -> int:
+    return library.promised_bytes + max(0, min(device.budget_bytes for device in library.devices))
 
 
 def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
@@ -148,10 +147,10 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
 
 def holds(manager: Manager, library: Library, size: int) -> None:
     """Promise a library the `size` bytes of memory that it uses, but at most the free memory of its devices."""
-    room = max(0, min(device.budget_bytes for device in library.devices))
-    if size > library.promised_bytes + room:
+    most = _most_bytes(library)
+    if size > most:
         library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is free")
-    promise(library, min(size, library.promised_bytes + room))
+    promise(library, min(size, most))
     manager.changed("libraries", library.id)
     manager.supply_changed = True
 
@@ -165,14 +164,14 @@ def update_tiers(manager: Manager, devices: Iterable[Device]) -> None:
         device.tier = "warm" if warm else "cold"
 
 
+def _owners(manager: Manager, library: Library) -> tuple[Device | Context | Pilot | State, ...]:
+    return *library.devices, library.context, library.pilot, manager.state
+
+
 def _attach_library(manager: Manager, library: Library) -> None:
-    state = manager.state
-    state.libraries[library.id] = library
-    state.gone_libraries.pop(library.id, None)
-    library.context.libraries[library.id] = library
-    library.pilot.libraries[library.id] = library
-    for device in library.devices:
-        device.libraries[library.id] = library
+    manager.state.gone_libraries.pop(library.id, None)
+    for owner in _owners(manager, library):
+        owner.libraries[library.id] = library
 
 
 def load_library(
@@ -189,16 +188,14 @@ def load_library(
     known = manager.state.transfers.snapshots.get((context.recipe.key, kind), {})
     forms = {form: snapshot for form, snapshot in known.items() if _is_snapshot_available(manager, snapshot)}
     advice = context.advice.get(kind)
-    manager.say(
-        pilot,
-        StartLibrary(
-            library.id, context.recipe, tuple(d.id for d in devices), context.recipe.needs.memory_bytes, memory_bytes,
-            snapshots={form: snapshot.object for form, snapshot in forms.items()},
-            snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
-            planned=objects.plan_recipe_fetches(manager, pilot, context.recipe),
-            steps=advice.steps if advice is not None else None
-        ),
+    order = StartLibrary(
+        library.id, context.recipe, tuple(d.id for d in devices), context.recipe.needs.memory_bytes, memory_bytes,
+        snapshots={form: snapshot.object for form, snapshot in forms.items()},
+        snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
+        planned=objects.plan_recipe_fetches(manager, pilot, context.recipe),
+        steps=advice.steps if advice is not None else None
     )  # fmt: skip
+    manager.say(pilot, order)
     manager.changed("libraries", library.id)
 
 
@@ -233,24 +230,16 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
     holding.forgive_broken_gangs(manager.state, library)
     held = holding.release_library_calls(manager, library)
     library.state = LibraryState.GONE
-    queues.update_load_index(manager, library)
     promise(library, 0)
-    for device in library.devices:
-        device.libraries.pop(library.id, None)
-    update_tiers(manager, library.devices)
-    library.context.libraries.pop(library.id, None)
-    library.pilot.libraries.pop(library.id, None)
+    for owner in _owners(manager, library):
+        owner.libraries.pop(library.id, None)
     library.pilot.used_at = manager.state.now
-    manager.state.libraries.pop(library.id, None)
     remembered = manager.state.gone_libraries
     remembered[library.id] = library
     if len(remembered) > KEPT_LIBRARIES:
         del remembered[next(iter(remembered))]
-    queues.update_starved_since(manager, library.context)
-    if library.context.queue.gangs:
-        holding.schedule_queue_serving(manager, library.context)
+    _stop_serving(manager, library)
     manager.supply_changed = True
-    manager.changed("libraries", library.id)
     return held
 
 

@@ -52,11 +52,6 @@ def pilot_cut(manager: Manager, pilot: Pilot) -> None:
         del transfers.caches[peer.cache]
 
 
-def pilot_left(manager: Manager, pilot: Pilot) -> None:
-    pilot_cut(manager, pilot)
-    manager.state.transfers.peers.pop(pilot.id, None)
-
-
 def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
     """Let other pilots serve the fetches of a draining pilot. Return the most seconds that it stays to copy objects."""
     transfers = manager.state.transfers

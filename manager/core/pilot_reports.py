@@ -26,7 +26,7 @@ from stoker.manager.core.nouns import Call, CallState, Context, Device, Library,
 from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_manager, to_pilot
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId, RecipeKey
+from stoker.protocol.ids import CallId, DeviceId, PilotId, RecipeKey
 from stoker.protocol.to_pilot import CancelCalls, Exit, ResizeLibrary, StopLibrary
 from stoker.protocol.wire import why_not
 
@@ -45,22 +45,17 @@ def pilot_refusal_reason(state: State, id: PilotId, message: to_manager.PilotHel
     return NOT_BACK if gone is not None and gone.kept is None else ""
 
 
-def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
-    manager.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
-
-
 def refuse_unknown(manager: Manager, id: PilotId) -> None:
     manager.state.refuse("frame of an unknown pilot")
     gone = manager.state.gone_pilots.get(id)
-    if gone is not None and gone.kept is not None:
-        manager.out.append(ToPilot(id, to_pilot.HelloAgain()))
-    elif gone is not None:
-        refuse_pilot(manager, id, NOT_BACK)
+    if gone is not None:
+        back = gone.kept is not None
+        manager.out.append(ToPilot(id, to_pilot.HelloAgain() if back else to_pilot.PilotRefused(NOT_BACK)))
 
 
 def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
     manager.state.refuse("message of a pilot with an invalid value")
-    refuse_pilot(manager, pilot.id, wrong)
+    manager.say(pilot, to_pilot.PilotRefused(wrong))
     pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
 
@@ -106,10 +101,15 @@ def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: to_manag
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
             libraries.remove_lost_library(manager, library, reason="it reconnected without the library")
     for id, facts in there.items():
-        if id not in pilot.libraries and pilots.adopt_library_from_hello(manager, pilot, facts, message) is None:
+        if id not in pilot.libraries and not pilots.adopt_library(manager, pilot, facts, message):
             manager.say(pilot, StopLibrary(id, "the manager does not know it"))
     libraries_here = list(pilot.libraries.values())
-    _requeue_missing(manager, libraries_here, there)
+    missing: dict[Call, Library] = {}  # Calls that never reached their libraries. A gang call is requeued once
+    for library in libraries_here:
+        for call in holding.remove_unlisted_calls(library, set(there[library.id].calls)):
+            missing.setdefault(call, library)
+    for call, library in missing.items():
+        holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
     for library in libraries_here:
         _reconcile_library(manager, library, there[library.id])
     # This loop runs after all libraries are reconciled, because a gang may start on several libraries. Libraries that
@@ -134,16 +134,6 @@ def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None
     else:  # the call runs on another library now; a gang starts again as a whole
         is_gang = call.group.options.gang[1] > 1
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
-
-
-def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, to_manager.LibraryFacts]) -> None:
-    """Requeue calls that never reached their libraries. A gang call is requeued once."""
-    missing: dict[Call, Library] = {}
-    for library in here:
-        for call in holding.remove_unlisted_calls(library, set(there[library.id].calls)):
-            missing.setdefault(call, library)
-    for call, library in missing.items():
-        holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
 
 
 def _reconcile_library(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
@@ -260,12 +250,11 @@ def handle_ready_library(manager: Manager, library: Library, message: to_manager
         at_once += f"; its cache of {message.cache.tokens:,} tokens cannot be resized"
     library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")
     libraries.record_load(library, message)
-    manager.out.append(
-        RecordLoad(
-            RecipeKey(context.recipe.key), context.recipe.name, library.kind, message.start_s, message.load_s,
-            message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots
-        )
+    record = RecordLoad(
+        RecipeKey(context.recipe.key), context.recipe.name, library.kind, message.start_s, message.load_s,
+        message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots,
     )  # fmt: skip
+    manager.out.append(record)
     _handle_loaded_library(manager, library)
 
 

@@ -90,7 +90,8 @@ def pilot_lost(
         pilot.was = pilot.state
     state.pilots_gone += 1
     blocks.pilot_left(manager, pilot, loss=None if pilot.released or state.ending else loss)
-    objects.pilot_left(manager, pilot)
+    objects.pilot_cut(manager, pilot)
+    state.transfers.peers.pop(id, None)
     pilot.state = PilotState.GONE
     pilot.note(state.now, f"gone: {reason}")
     retries.record_call_losses_of_pilot(manager, pilot)
@@ -189,12 +190,8 @@ def record_device_health(manager: Manager, device: Device, reason: str) -> None:
         return
     device.reported = reason
     _update_fault(device)
-    if not reason:
-        pilot.note(manager.state.now, f"{id} works again")
-        supply_changed(manager, pilot)
-        return
-    pilot.note(manager.state.now, f"{id} quarantined: {reason}")
-    for library in tuple(device.libraries.values()):
+    pilot.note(manager.state.now, f"{id} quarantined: {reason}" if reason else f"{id} works again")
+    for library in tuple(device.libraries.values()) if reason else ():
         for call in tuple(library.held.values()):
             holding.withdraw(manager, call, running=True)
             holding.requeue(manager, (call,), why=f"{id} of {pilot.id} is quarantined ({reason}), not counted as a try")
@@ -259,8 +256,7 @@ def end_client_resubmission(manager: Manager, client: Client) -> None:
         state.refuse("resubmission of calls that the manager did not request")
         return
     for id in sorted(unnamed):
-        call = state.calls.get(id)
-        if call is not None:
+        if (call := state.calls.get(id)) is not None:
             ending.end_call_without_result(manager, call)
         state.forgotten[id] = None
     for end in client.unacked:
@@ -321,8 +317,7 @@ def end_orphan_call(state: State, outcome: CallEnd) -> bool:
     """Keep the result of an orphan, or drop an orphan that the infrastructure failed. Return False if it is none."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
-    orphan = state.orphans.get(outcome.call)
-    if orphan is not None:
+    if (orphan := state.orphans.get(outcome.call)) is not None:
         orphan.end = outcome
     return orphan is not None
 
@@ -332,9 +327,8 @@ def _drop_call(manager: Manager, library: Library, id: CallId, *, running: bool)
         holding.drop(manager, library, id, running=running, of_gang=running)
 
 
-def adopt_library_from_hello(
-    manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello
-) -> Library | None:
+def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> bool:
+    """Record a library that only the pilot knows. Return False if the manager cannot use it."""
     state = manager.state
     devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
     context = state.contexts.get(facts.recipe)
@@ -342,7 +336,7 @@ def adopt_library_from_hello(
         context = registry.define_context(manager, recipe)
     taken = facts.library in state.libraries
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
-        return None
+        return False
     library = Library(LibraryId(facts.library), context, pilot, devices, state.now)
     libraries.record_memory_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
     library.sleeps, library.awake_bytes = facts.sleeps, facts.awake_bytes
@@ -350,8 +344,8 @@ def adopt_library_from_hello(
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:
-        return None
+        return False
     if facts.ready:
         blocks.mark_block_useful(manager, pilot)
-    manager.state.notice(JOURNAL_LOST)
-    return library
+    state.notice(JOURNAL_LOST)
+    return True

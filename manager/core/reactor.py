@@ -193,7 +193,7 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.pilot_refusal_reason(state, id, message):
         state.refuse("hello of a refused pilot")
-        pilot_reports.refuse_pilot(manager, id, wrong)
+        manager.out.append(events.ToPilot(id, to_pilot.PilotRefused(wrong)))
         return None
     known = pilot or gone
     if known is not None and pilot_reports.request_newer_hello(manager, known, message):
