@@ -90,17 +90,15 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """Expected times and memory of a context on a device kind; 0 = unknown.
 
-    `*_sd_s`: standard deviation of a time. `paces`: seconds per unit of work, by number of ranks of a gang. `meet_s`:
-    seconds until the ranks have connected. `slots`: concurrent calls of a library. `steps`: step times of the inference
-    engine. `speed`: relative to the fastest device kind. `cache`: memory that cached tokens need.
+    `paces`: seconds per unit of work, by number of ranks of a gang. `meet_s`: seconds until the ranks have connected.
+    `slots`: concurrent calls of a library. `steps`: step times of the inference engine. `speed`: relative to the
+    fastest device kind. `cache`: memory that cached tokens need.
     """
 
     load_s: float = 0.0
-    load_sd_s: float = 0.0
     resident_bytes: int = 0
     peak_bytes: int = 0
     run_s: float = 0.0
-    run_sd_s: float = 0.0
     paces: dict[int, float] = {}
     meet_s: float = 0.0
     slots: int = 0

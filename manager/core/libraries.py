@@ -51,7 +51,7 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
     before = context.advice.get(facts.kind, ContextAdvice())
     context.advice[facts.kind] = ContextAdvice(
-        seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots, steps=before.steps,
+        seconds, context.resident_bytes, peak_bytes, context.run_s, slots=library.slots, steps=before.steps,
         speed=before.speed, cache=message.cache,
     )  # fmt: skip
 

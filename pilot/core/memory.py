@@ -44,14 +44,12 @@ def schedule_memory_claim_check(state: CoreState, library: PilotLibrary) -> None
 
 
 def reserve_claimed_memory(state: CoreState) -> list[tuple[PilotLibrary, int]]:
-    found = []
-    for number, memory_bytes in list(state.claims.items()):
-        library = state.libraries[number]
-        if _reserve_if_free(state, library, memory_bytes):
-            del state.claims[number]
-            found.append((library, memory_bytes))
     state.ledger.has_freed = False
-    return found
+    claims = [(state.libraries[number], memory_bytes) for number, memory_bytes in state.claims.items()]
+    granted = [(library, size) for library, size in claims if _reserve_if_free(state, library, size)]
+    for library, _ in granted:
+        del state.claims[library.number]
+    return granted
 
 
 def release_memory(state: CoreState, library: PilotLibrary) -> None:
@@ -68,9 +66,7 @@ def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
     return state.claims.get(library.number, state.ledger.held(library.number))
 
 
-def has_room(
-    state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId] = ()
-) -> bool:
+def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId]) -> bool:
     """Return True if a library can grow to `memory_bytes` as soon as the libraries `leaving` have ended."""
     more = memory_bytes - state.ledger.held(library.number)
     if more <= 0:
@@ -101,14 +97,12 @@ def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
 
 def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     ledger, number = state.ledger, library.number
+    if ledger.why_not(library.devices, max(0, memory_bytes - ledger.held(number))):
+        return False
     if library.has_process:
-        if ledger.why_not(library.devices, max(0, memory_bytes - ledger.held(number))):
-            return False
         ledger.resize(number, memory_bytes=memory_bytes)
         return True
     if any(_is_process_limit_reached(state, device, _libraries_on(state, device)) for device in library.devices):
-        return False
-    if ledger.why_not(library.devices, memory_bytes):
         return False
     ledger.reserve(number, devices=library.devices, memory_bytes=memory_bytes)
     library.has_process = True  # from now on, the library counts as a process on its devices

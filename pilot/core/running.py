@@ -14,7 +14,7 @@ import msgspec
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.commands import BringArguments, PassOn, ReleaseArguments, TellLibrary, UploadResults
 from stoker.pilot.core.events import ArgumentsBrought, ResultsUploaded
-from stoker.pilot.core.state import TAKES_CALLS, Cause, CoreState, PieceWindow, PilotLibrary, Stage
+from stoker.pilot.core.state import Cause, CoreState, PieceWindow, PilotLibrary
 from stoker.protocol import to_agent, to_library, to_manager, to_pilot
 from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.ids import CallId
@@ -43,8 +43,6 @@ def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> 
 # ---- calls of libraries
 def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
     """Record that a library holds these calls. `streams`: True if the calls return results in pieces."""
-    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hashing an enum member is slow
-        raise ValueError(f"library {library.number} is {library.stage.value} and accepts no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
     if streams:

@@ -135,8 +135,7 @@ def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
 def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """Start a library without its missing snapshots. If other objects are missing, fail the library."""
     if library.awaits_forms:
-        state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
-        _start_without_snapshots(state, library)
+        _start_without_snapshots(state, library, lack.reason)
     else:
         fail_start(state, library, lack)
 
@@ -144,22 +143,22 @@ def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchF
 def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
-        state.log(f"lib-{library.number} loads without a snapshot: no snapshot arrived within {wait_s:.1f} s")
-        _start_without_snapshots(state, library)
+        _start_without_snapshots(state, library, f"no snapshot arrived within {wait_s:.1f} s")
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     if library.stage is not Stage.FETCHING:
         return
-    failure = make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
-    running.blame(library, failure)
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
-    lifecycle.release_ended_library(state, library, ProcessEnded(library.number))
+    _end(state, library, make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault))
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
     """End a library that cannot start on this pilot. The manager loads its context elsewhere."""
-    failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
+    _end(state, library, Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number))
+
+
+def _end(state: CoreState, library: PilotLibrary, failure: Failure) -> None:
     running.blame(library, failure)
     lifecycle.release_ended_library(state, library, ProcessEnded(library.number))
 
@@ -175,7 +174,8 @@ def _pin_snapshots_or_start(state: CoreState, library: PilotLibrary) -> None:
     state.out.append(SetTimer(state.now + library.ordered.snapshot_wait_s, f"snapshots/{library.number}"))
 
 
-def _start_without_snapshots(state: CoreState, library: PilotLibrary) -> None:
+def _start_without_snapshots(state: CoreState, library: PilotLibrary, why: str) -> None:
+    state.log(f"lib-{library.number} loads without a snapshot: {why}")
     objects.remove_library_from_wants(state, library)
     for name in library.forms:
         library.paths.pop(name, None)

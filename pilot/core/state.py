@@ -53,7 +53,6 @@ NEXT = {
     Stage.DRAINING: {Stage.GONE},
     Stage.GONE: set(),
 }
-TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
 SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
 SLEEPS = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
 REFUSES = SLEEPS | {Stage.DRAINING}  # stages after the load in which a library accepts no calls
