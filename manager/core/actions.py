@@ -6,20 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from stoker.manager.core import (
-    blame,
-    block_orders,
-    deadlines,
-    ending,
-    events,
-    holding,
-    libraries,
-    nodes,
-    pilots,
-    queues,
-    seams,
-)
+from stoker.manager.core import blame, block_orders, ending, events, holding, libraries, pilots, queues, seams
+from stoker.manager.core.deadlines import apply_forecast_action
 from stoker.manager.core.manager import Manager
+from stoker.manager.core.nodes import judge_pilot
 from stoker.manager.core.nouns import Call, CallState, Gang, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, PolicyError
 from stoker.protocol.bounds import is_sound
@@ -80,7 +70,7 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
             context = _known(manager.state.contexts, action.recipe, "context")
             libraries.fail_waiting_calls(manager, context, action.failure)
         case seams.Forecast():
-            deadlines.apply_forecast_action(manager, action)
+            apply_forecast_action(manager, action)
         case seams.Timer():
             manager.set_timer(f"{seam}/{action.key}", action.at)
         case seams.WantBlocks():
@@ -228,7 +218,7 @@ def _quarantine_pilot_devices(manager: Manager, action: seams.Quarantine) -> Non
     if not devices:
         raise PolicyError(f"{pilot.id} has no device {action.device}")
     pilots.quarantine_devices(manager, pilot, devices, reason=action.reason, until=manager.state.now + action.for_s)
-    nodes.judge_pilot(manager, pilot)
+    judge_pilot(manager, pilot)
 
 
 def _load(manager: Manager, action: seams.Load) -> None:

@@ -17,20 +17,10 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
-from stoker.manager.core import (
-    block_orders,
-    dispatch,
-    ending,
-    events,
-    holding,
-    libraries,
-    outlook,
-    pilots,
-    registry,
-    seams,
-)
+from stoker.manager.core import block_orders, dispatch, ending, events, holding, libraries, outlook, pilots, registry
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Client, Library, PilotState
+from stoker.manager.core.seams import refusal
 from stoker.manager.core.state import State, StreamFacts
 from stoker.protocol import bounds, to_client
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
@@ -145,7 +135,7 @@ def find_submit_failure(
     limits = context.reported_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
     if is_known and limits == NO_LIMITS:
         return None
-    if unhonoured := seams.refusal(options, manager.policies.honours, limits=limits):
+    if unhonoured := refusal(options, manager.policies.honours, limits=limits):
         state.refuse("option that the policy does not support")
         return Failure(FailureKind.DROPPED, unhonoured)
     return None

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from stoker.manager.core import blame, holding, queues
 from stoker.manager.core.events import ContextAdvice, RecordRuns, RecordSpeed
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library, SlowRun
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library
 from stoker.manager.core.per_context import NEW_WEIGHT, Cost, KindRuns, work_of
-from stoker.manager.core.state import State
+from stoker.manager.core.state import CountedFailures, SlowRun, State
 from stoker.protocol import to_client
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, format_library_id, show_call

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -222,24 +221,6 @@ class Context:
         if gang > 1 and sum(library.usable for library in self.libraries.values()) < gang:
             return priority, head.submitted_at, head.id
         return None
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class CountedFailures:
-    first_at: float
-    last_at: float = 0.0
-    count: int = 0
-    call: int = -1
-    message: str = ""
-
-
-class SlowRun(NamedTuple):
-    run_s: float
-    call: CallId
-    function: str
-    context: str
-    pilot: PilotId
-    ended_at: float
 
 
 class Judged(msgspec.Struct, frozen=True):

@@ -11,17 +11,17 @@ from stoker.manager.core import (
     block_orders,
     blocks,
     dispatch,
-    ending,
     gangs,
     holding,
     libraries,
-    nodes,
     pilots,
     queues,
     retries,
 )
+from stoker.manager.core.ending import record_runs
 from stoker.manager.core.events import ContextAdvice, FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
+from stoker.manager.core.nodes import judge_pilot_after_test
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_manager, to_pilot
@@ -186,7 +186,7 @@ def handle_device_fault(manager: Manager, pilot: Pilot, message: to_manager.Devi
         manager.state.refuse("fault of a device that the pilot does not have")
     else:
         pilots.record_device_health(manager, device, message.reason)
-        nodes.judge_pilot_after_test(manager, pilot)
+        judge_pilot_after_test(manager, pilot)
 
 
 _CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
@@ -226,7 +226,7 @@ def handle_heartbeat(manager: Manager, pilot: Pilot, message: to_manager.Heartbe
         library = pilot.libraries.get(use.library)
         if library is not None:
             libraries.record_memory_use(library, use.memory_bytes, use.device_bytes, now=manager.state.now)
-    ending.record_runs(manager)
+    record_runs(manager)
 
 
 # Failures with which one call or the pilot ended the library. The other calls of the library are not blamed.

@@ -14,17 +14,7 @@ import math
 from collections import deque
 from collections.abc import Collection
 
-from stoker.manager.core import (
-    blocks,
-    deadlines,
-    ending,
-    holding,
-    libraries,
-    objects,
-    queues,
-    registry,
-    retries,
-)
+from stoker.manager.core import blocks, deadlines, ending, holding, libraries, objects, queues, registry, retries
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Client, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import PolicyError

@@ -5,34 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from stoker.manager.core.nouns import (
-    Call,
-    Client,
-    Context,
-    CountedFailures,
-    Device,
-    Group,
-    Library,
-    Pilot,
-    PilotState,
-    SlowRun,
-)
+from stoker.manager.core.nouns import Call, Client, Context, Device, Group, Library, Pilot, PilotState
 from stoker.manager.core.per_context import Cost
 from stoker.manager.core.transfers import Transfers
-from stoker.protocol.blocks import (
-    ANYWHERE,
-    FORGET_NODE_S,
-    AllowedNodes,
-    BlockPhase,
-    LossReason,
-    NodeRecord,
-    Source,
-)
+from stoker.protocol.blocks import ANYWHERE, FORGET_NODE_S, AllowedNodes, BlockPhase, LossReason, NodeRecord, Source
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, Failure, Printed
-from stoker.protocol.ids import BlockId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
@@ -190,6 +172,24 @@ class Trial:
     @property
     def longest_s(self) -> float:
         return max((cut.ran_s for cut in self.cuts), default=0.0)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class CountedFailures:
+    first_at: float
+    last_at: float = 0.0
+    count: int = 0
+    call: int = -1
+    message: str = ""
+
+
+class SlowRun(NamedTuple):
+    run_s: float
+    call: CallId
+    function: str
+    context: str
+    pilot: PilotId
+    ended_at: float
 
 
 JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
