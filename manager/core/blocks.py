@@ -217,7 +217,7 @@ def _is_short_lived_block(block: Block, now: float) -> bool:
 
 
 def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """Add a pilot to its block. Return why the pilots of the block cannot run calls, or an empty text if they can."""
+    """Add a pilot to its block. Return why the block's pilots cannot run calls, or an empty text."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
@@ -260,7 +260,7 @@ def mark_block_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """Update the block and source of a pilot that ended. `loss`: why the pilot was lost; None if it was not lost."""
+    """Update the block and source of a pilot that ended. `loss`: None if the pilot was not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

@@ -153,7 +153,7 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 
 
 def expected_run_s(library: Library, call: Call) -> float:
-    """Return the seconds that a call is expected to run in a library, by its function or its context; 0 = unknown."""
+    """Return the expected run time of a call, by its function or else its context; 0 = unknown."""
     cost, context = call.group.cost, library.context
     return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
@@ -172,7 +172,7 @@ def has_time_for_run(view: View, pilot: Pilot, run_s: float) -> bool:
 
 
 def has_time_for_retry(view: View, library: Library, call: Call, trial: Trial) -> bool:
-    """Return True if the library's pilot has enough walltime left for a call that was cut off by a walltime before."""
+    """Return True if the library's pilot has enough walltime left for a call that was cut off before."""
     pilot = library.pilot
     if not has_time_for_run(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
         return False

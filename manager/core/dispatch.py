@@ -1,7 +1,7 @@
 """Move calls between queues and libraries when calls are submitted, ended or requeued.
 
-This module is performance-critical. A call that may have killed its library runs alone in a library (`runs_alone`). A
-call that may have killed its pilot gets a whole pilot (`retries`).
+This module is performance-critical. A call that may have killed its library runs alone in a library; one that may have
+killed its pilot gets a whole pilot (`retries`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def apply_limits(manager: Manager, context: Context) -> None:
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Send the calls of a context's queue to libraries with free slots, in the order that the policy chooses."""
+    """Send waiting calls to libraries with free slots, in the order that the policy chooses."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:

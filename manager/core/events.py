@@ -29,7 +29,7 @@ class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Subject of advice: the cause of a failed call or of a failed load. For a load, `call` is -1."""
+    """Subject of advice: the cause of a failed call, or of a failed load (`call` is -1)."""
 
     pilot: PilotId
     library: LibraryId
@@ -213,7 +213,7 @@ class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """The results of ended calls that the first record of a new journal takes over from the old journal."""
+    """Results of ended calls that a new journal takes over from the old journal."""
 
     ends: list[CallEnd]
 
@@ -300,7 +300,7 @@ class RecordSpeed(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record how long a block was queued, how long its first pilot took to join, and the devices of this pilot."""
+    """Record how long a block was queued, and how long its first pilot took to join."""
 
     source: str
     wait_s: float

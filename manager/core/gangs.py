@@ -73,7 +73,7 @@ def record_gang_member_end(manager: Manager, call: Call, library: Library, outco
 
 
 def count_memory_killed_rank(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Count that a rank of a gang call was killed for lack of memory. Return True if the call ended because of this."""
+    """Count a rank that was killed for lack of memory. Return True if its call ended because of this."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
     return _fail_if_broken_too_often(manager, call, library, outcome, by_ranks=False)
 

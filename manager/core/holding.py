@@ -1,7 +1,7 @@
 """Record which library holds which call. Only this module writes these records.
 
-A call that the manager has withdrawn from a library occupies its slot as a *zombie* until the pilot reports that the
-slot is free. Calls, and orders to drop calls, are sent to the pilots at the end of the event.
+A call that was withdrawn from a library occupies its slot as a *zombie* until the pilot reports that the slot is free.
+Calls, and orders to drop calls, are sent at the end of the event.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def mark_special_placement_due(manager: Manager, context: Context) -> None:
 
 
 def get_or_create_trial(manager: Manager, call: Call) -> Trial:
-    """Return the record of a call's lost libraries, walltime cuts and faults since the call last saved its progress."""
+    """Return the record of what interrupted a call since it last saved its progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
         trial.reset_after_progress(call.spec.progress)
@@ -63,7 +63,7 @@ def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
 
 
 def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Count a broken run of a gang call; return the count. `by_ranks`: True if a rank lost its connection to others."""
+    """Count a broken run of a gang call. `by_ranks`: True if a rank lost its connection to others."""
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:
         state.broken_runs[call.id] = call.sent_at

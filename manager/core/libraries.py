@@ -112,7 +112,7 @@ def promise(library: Library, memory_bytes: int) -> None:
 
 
 def resize(manager: Manager, library: Library, memory_bytes: int, *, orders: bool = True) -> None:
-    """Change the memory that is promised to a library. `orders`: False if another order to the pilot says so."""
+    """Change a library's promised memory. `orders`: False if another order tells the pilot."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
     if orders:

@@ -38,7 +38,7 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
 
 
 def judge_pilot_after_test(manager: Manager, pilot: Pilot) -> None:
-    """Exclude the node of a pilot if its devices failed a test. Allow the node again if all devices work."""
+    """Exclude the node of a pilot whose devices failed, or allow it again if all devices work."""
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):

@@ -89,7 +89,7 @@ _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 def estimate_session_time_left(state: State) -> tuple[float, float]:
-    """Return the seconds that all calls need after the first pilot has come, and until then; 0 = unknown."""
+    """Return the seconds that all calls need once a pilot has come, and until then; 0 = unknown."""
     if not state.calls:
         return 0.0, 0.0
     devices, pilot_in_s = _count_present_devices(state), 0.0
@@ -131,7 +131,7 @@ def _seconds_until_held_calls_end(state: State, context: Context) -> float:
 
 
 def seconds_until_call_start(state: State, context: Context, before: int) -> float:
-    """Return the seconds until a call starts that has `before` calls ahead of it in the queue; 0 = unknown."""
+    """Return the seconds until a call with `before` calls ahead of it starts; 0 = unknown."""
     rate, _ = _rate(state, context)
     return _seconds_until_library_ready(state, context) + (before + 1) / rate if rate and _usable(context) else 0.0
 

@@ -60,7 +60,7 @@ def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
 
 
 def request_newer_hello(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> bool:
-    """Request a newer hello, and return True, if frames that the pilot sent after this hello were already processed."""
+    """Request a newer hello, and return True, if later frames of the pilot were already processed."""
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
     pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
@@ -335,8 +335,7 @@ def handle_ended_library(manager: Manager, library: Library, message: to_manager
 
 
 def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library was killed because other processes used the memory. Return False if it must be
-    requeued."""
+    """Handle a call whose library lost its memory to other processes. Return False if it must be requeued."""
     if call.group.options.gang[1] > 1:
         return gangs.count_memory_killed_rank(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)

@@ -1,4 +1,4 @@
-"""Answer `stoker status` and `stoker calls`, without a loop over all calls, of which there may be a million."""
+"""Answer `stoker status` and `stoker calls` without a loop over all calls."""
 
 from __future__ import annotations
 

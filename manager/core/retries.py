@@ -110,7 +110,7 @@ def _evidence(call: Call, trial: Trial) -> Failure:
 
 
 def record_call_losses_of_pilot(manager: Manager, pilot: Pilot) -> None:
-    """Record that calls lost their pilot, or that its walltime cut them off. The calls are requeued afterwards."""
+    """Record that calls lost their pilot, or that its walltime cut them off."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_walltime_end(pilot, manager.state.now)
@@ -159,7 +159,7 @@ def has_idle_reserved_pilot(state: State) -> bool:
 
 
 def send_call_to_retry(manager: Manager, library: Library) -> None:
-    """Send a call that was cut off, or that failed on another pilot, to a library with a free slot."""
+    """Send a call that was cut off, or failed elsewhere, to a library with a free slot."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]

@@ -257,7 +257,7 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Maximum number of calls for which the core calls `place` if the calls arrive together at an empty queue."""
+        """Most calls that, if they arrive together at an empty queue, are placed one by one (`place`)."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
