@@ -83,7 +83,7 @@ def register_snapshot(manager: Manager, pilot: Pilot, message: to_manager.Snapsh
     arrival = to_manager.ObjectArrival(message.object.name, message.object.size_bytes)
     objects.record_arrived_objects(manager, pilot, to_manager.ObjectsHere((arrival,)))
     for kind in dict.fromkeys(device.facts.kind for device in pilot.devices.values()):
-        known = manager.state.transfers.snapshots.setdefault((message.recipe, kind), {})
+        known = manager.state.transfers.snapshots.setdefault(message.recipe, {}).setdefault(kind, {})
         if message.form not in known or not _is_snapshot_available(manager, known[message.form]):
             known[message.form] = snapshot
 
@@ -185,7 +185,7 @@ def load_library(
     _attach_library(manager, library)
     queues.update_starved_since(manager, context)
     kind = devices[0].facts.kind
-    known = manager.state.transfers.snapshots.get((context.recipe.key, kind), {})
+    known = state.transfers.snapshots.get(context.recipe.key, {}).get(kind, {})
     forms = {form: snapshot for form, snapshot in known.items() if _is_snapshot_available(manager, snapshot)}
     advice = context.advice.get(kind)
     order = StartLibrary(

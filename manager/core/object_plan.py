@@ -20,10 +20,9 @@ several peers (other pilots), as in BitTorrent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import chain, islice
 
-from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import deadlines
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Library, LibraryState, Pilot
@@ -45,7 +44,9 @@ def begin_object_handover(manager: Manager, peer: Peer) -> float:
     left_s = deadlines.walltime_left_s(pilot, manager.state.now) - _EXIT_RESERVE_S
     if not peer.serving or left_s <= 0:
         return 0.0
-    needed = frozenset(_names_of_needed_objects(manager))
+    refs, contexts = manager.state.transfers.refs, manager.state.contexts.values()
+    waiting = (context.recipe for context in contexts if context.queue.head() is not None)
+    needed = {ref.name for recipe in waiting for ref in refs(recipe)}
     for name, object in peer.has.items():
         if (name in needed or _is_being_fetched(object)) and not _has_staying_holder(object):
             peer.hands_on[name] = {}
@@ -99,22 +100,11 @@ def _find_receiver(manager: Manager, object: Object) -> Peer | None:
     return min(able, key=lambda peer: (-left_s[peer], len(peer.fetches), len(peer.has)), default=None)
 
 
-def _names_of_needed_objects(manager: Manager) -> Iterator[str]:
-    waiting = {key for key, context in manager.state.contexts.items() if context.queue.head() is not None}
-    for key in waiting:
-        yield from (ref.name for ref in manager.state.contexts[key].recipe.objects)
-    for (key, _), forms in manager.state.transfers.snapshots.items():
-        if key in waiting:
-            yield from (snapshot.object.name for snapshot in forms.values())
-
-
 _SHOWN = 4
 
 
 def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
-    found = {ref.name: ref for context in state.contexts.values() for ref in context.recipe.objects}
-    for forms in state.transfers.snapshots.values():
-        found.update({snapshot.object.name: snapshot.object for snapshot in forms.values()})
+    found = {ref.name: ref for context in state.contexts.values() for ref in state.transfers.refs(context.recipe)}
     known = ((ref, state.transfers.objects.get(ref.name) or Object(ref.name)) for ref in found.values())
     return tuple(
         ObjectStatus(
@@ -157,7 +147,8 @@ def describe_loading_phase(state: State, library: Library) -> str:
 def _describe_sources(state: State, library: Library) -> str:
     peer = state.transfers.peers.get(library.pilot.id)
     own = peer.fetches if peer is not None else {}
-    fetches = [own[ref.name] for ref in _objects(state, library) if ref.name in own]
+    refs = state.transfers.refs(library.context.recipe, kind=library.kind)
+    fetches = [own[ref.name] for ref in refs if ref.name in own]
     said = []
     if any(fetch.way in (Way.READER, Way.ALONE) for fetch in fetches):
         said.append("from its origin")
@@ -171,18 +162,12 @@ def _describe_sources(state: State, library: Library) -> str:
     return " and ".join(said)
 
 
-def _objects(state: State, library: Library) -> Iterator[ObjectRef]:
-    recipe = library.context.recipe
-    yield from recipe.objects
-    forms = state.transfers.snapshots.get((recipe.key, library.devices[0].facts.kind), {})
-    yield from (snapshot.object for snapshot in forms.values())
-
-
 def _note_fetch_in_libraries(state: State, pilot: Pilot, fetch: Fetch) -> None:
     ref = fetch.object.ref
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
-        if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
+        refs = state.transfers.refs(library.context.recipe, kind=library.kind)
+        if library.state is LibraryState.LOADING and any(ref.name == one.name for one in refs):
             text = f"{name} ({show_bytes(ref.size_bytes)}) is fetched {_describe_sources(state, library)}"
             library.note(state.now, text)
 

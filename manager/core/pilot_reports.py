@@ -376,7 +376,8 @@ def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byt
         if library.context is not context:
             users.setdefault(library.context, []).append(library)
     coming = {ref.name for ref in context.recipe.objects}
-    objects_of = {other: _objects(manager.state, other) for other in users}
+    refs = manager.state.transfers.refs
+    objects_of = {other: {ref.name: ref.size_bytes for ref in refs(other.recipe)} for other in users}
 
     def frees_bytes(ending: Collection[Context]) -> int:
         used = coming.union(*(objects_of[other] for other in users if other not in ending))
@@ -401,14 +402,6 @@ def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byt
             reason = f"its files are removed from the object cache for {context.recipe.name}"
             libraries.stop_library(manager, library, reason=reason)
     return ENDING_S
-
-
-def _objects(state: State, context: Context) -> dict[str, int]:
-    found = {ref.name: ref.size_bytes for ref in context.recipe.objects}
-    for (key, _), forms in state.transfers.snapshots.items():
-        if key == context.recipe.key:
-            found |= {snapshot.object.name: snapshot.object.size_bytes for snapshot in forms.values()}
-    return found
 
 
 def _libraries_using_object_cache(state: State, pilot: Pilot) -> Iterator[Library]:

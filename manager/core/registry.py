@@ -140,14 +140,12 @@ def _forget_context(manager: Manager, context: Context) -> None:
         other.lists.pop(key, None)
     manager.dirty.pop(context, None)
     manager.returned.pop(context, None)
-    for about in [about for about in state.transfers.snapshots if about[0] == key]:
-        del state.transfers.snapshots[about]
+    state.transfers.snapshots.pop(key, None)
 
 
 def _forget_objects(state: State) -> None:
     transfers = state.transfers
-    named = {ref.name for context in state.contexts.values() for ref in context.recipe.objects}
-    named.update(each.object.name for forms in transfers.snapshots.values() for each in forms.values())
+    named = {ref.name for context in state.contexts.values() for ref in transfers.refs(context.recipe)}
     for name, object in list(transfers.objects.items()):
         if name not in named and not object.holders and not object.fetches and name not in transfers.needy:
             del transfers.objects[name]

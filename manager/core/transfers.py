@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import msgspec
 
-from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.protocol.ids import PilotId
 
 _READER_RANK = -1
@@ -141,7 +142,7 @@ class Transfers:
         self.unsettled: dict[Fetch, None] = {}  # Fetches that must be planned
         self.freed: dict[Peer, None] = {}
         self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get a new plan
-        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # Keys: (recipe key, device kind), then form
+        self.snapshots: dict[str, dict[str, dict[str, Snapshot]]] = {}  # By recipe key, device kind, and form
         self.fetches = 0
         self.peer_bytes = 0
         self.lonely: dict[PilotId, None] = {}  # Pilots that found no peer for one of their objects
@@ -151,6 +152,13 @@ class Transfers:
         if found is None:
             found = self.objects[name] = Object(name)
         return found
+
+    def refs(self, recipe: Recipe, *, kind: str | None = None) -> Iterator[ObjectRef]:
+        """Yield the files of a recipe, and its snapshots for a device kind (None: for every kind)."""
+        yield from recipe.objects
+        for of, forms in self.snapshots.get(recipe.key, {}).items():
+            if kind in (None, of):
+                yield from (snapshot.object for snapshot in forms.values())
 
     def wants(self, object: Object) -> int:
         if object.ref.size_bytes <= self.limits.small_bytes:
