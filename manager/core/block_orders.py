@@ -157,7 +157,7 @@ def _adopt_unknown_block(manager: Manager, message: BlockUpdate) -> Block | None
         return None
     state.notice(JOURNAL_LOST)
     block = _adopt_block(manager, source, id)
-    block.found(state.now)
+    block.notes[:1] = [(state.now, f"found in the batch system of source {message.source}")]
     manager.demand_changed = True
     return block
 

@@ -35,14 +35,17 @@ MOST_CLIENTS = 1 << 20  # The ids of calls contain the client's number in their 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
     state = manager.state
     if message.observer or message.factory:
-        return registry.add_client(state, id, -1, factory=message.factory)
+        client = state.clients[id] = Client(id, number=-1, observer=True, factory=message.factory)
+        return client
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client with the number of another client")
         wrong = f"its calls carry the number {number}, now another client's, because the journal lost its end"
         manager.out.append(events.ToClient(id, to_client.ClientRefused(wrong)))
         return None
-    return registry.add_client(state, id, number)
+    client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
+    state.next_client = max(state.next_client, number + 1)
+    return client
 
 
 def reconcile_received_results(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
@@ -76,9 +79,8 @@ def drop_acknowledged_results(client: Client, total: int) -> None:
 
 def mark_connected(manager: Manager, client: Client) -> None:
     was_gone, client.connected, client.gone = client.gone, True, False
-    if was_gone:
-        for context in registry.recompute_client_limits(manager, client):
-            dispatch.apply_limits(manager, context)
+    for context in registry.recompute_client_limits(manager, client) if was_gone else ():
+        dispatch.apply_limits(manager, context)
 
 
 def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
@@ -103,9 +105,8 @@ def build_call_options(message: Submit, *, now: float) -> CallOptions:
     if due_in_s is None:
         return options
     deadline_at = now + due_in_s or math.ulp(0.0)  # 0 means no deadline
-    return msgspec.structs.replace(
-        options, objective=msgspec.structs.replace(options.objective, deadline_at=deadline_at)
-    )
+    objective = msgspec.structs.replace(options.objective, deadline_at=deadline_at)
+    return msgspec.structs.replace(options, objective=objective)
 
 
 def find_submit_failure(

@@ -265,7 +265,7 @@ def record_runs(manager: Manager) -> None:
             if runs.calls:
                 record = RecordRuns(cost.recipe, cost.function.timing_key, kind, runs.calls, runs.seconds, runs.items)
                 manager.out.append(record)
-                runs.recorded()
+                runs.calls, runs.seconds, runs.items = 0, 0.0, 0
         if cost.recipe in state.contexts:
             for (kind, other), ratio in state.contexts[cost.recipe].speeds.take_unrecorded_ratios():
                 manager.out.append(RecordSpeed(cost.recipe, kind, other, ratio))

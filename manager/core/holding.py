@@ -32,7 +32,7 @@ def get_or_create_trial(manager: Manager, call: Call) -> Trial:
     """Return the record of what interrupted a call since it last saved its progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
-        trial.reset_after_progress(call.spec.progress)
+        trial = manager.state.trials[call.id] = Trial(saved=call.spec.progress, pilot=trial.pilot)
     return trial
 
 

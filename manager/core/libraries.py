@@ -246,7 +246,8 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
 def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: int, is_hot: bool) -> None:
     """Record a library that the manager did not know. Raise PolicyError if its memory is not free."""
     promise(library, reserved_bytes)
-    library.found(manager.state.now)
+    places = ", ".join(device.id for device in library.devices)
+    library.notes = [(manager.state.now, f"found on {places}: the manager did not know of it")]
     _attach_library(manager, library)
     if is_hot:
         library.state = LibraryState.READY

@@ -328,10 +328,6 @@ class Library:
     def note(self, now: float, text: str) -> None:
         self.notes.append((now, text))
 
-    def found(self, now: float) -> None:
-        places = ", ".join(device.id for device in self.devices)
-        self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
-
     @property
     def usable(self) -> bool:
         """True if the library serves calls, or will serve them after its load."""

@@ -285,9 +285,6 @@ class KindRuns:
         weight = calls / self.runs
         self.run_s += (seconds / calls - self.run_s) * (weight if weight > NEW_WEIGHT else NEW_WEIGHT)
 
-    def recorded(self) -> None:
-        self.calls, self.seconds, self.items = 0, 0.0, 0
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class Cost:

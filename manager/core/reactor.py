@@ -45,7 +45,7 @@ from stoker.manager.core.state import JOURNAL_LOST, State
 from stoker.protocol import bounds, to_client, to_manager, to_pilot
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.to_manager import ClientHello, PilotHello, Submit
-from stoker.protocol.to_pilot import FunctionBlob
+from stoker.protocol.to_pilot import FunctionBlob, PilotWelcome
 from stoker.protocol.wire import why_not
 
 
@@ -150,7 +150,11 @@ def react(manager: Manager, event: Event) -> None:
 
 def on_manager_restarted(manager: Manager) -> None:
     state = manager.state
-    state.skip_ids_after_restart()
+    if state.next_library > 1 or state.next_client:  # ids that may have been lost with a part of the journal
+        state.next_library += 1000 - state.next_library % 1000
+        state.next_client += 100 - state.next_client % 100
+    if state.next_block > 1:
+        state.next_block += 100 - state.next_block % 100
     for pilot in state.pilots.values():
         pilots.mark_pilot_disconnected(manager, pilot.id)
     for client in state.clients.values():
@@ -211,10 +215,8 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     state.next_library = max(state.next_library, message.last_library + 1, *(id + 1 for id in known_ids))
     pilots.set_pilot_walltime(manager, pilot, message.ends_in_s)
     objects.pilot_joined(manager, pilot, message)
-    manager.say(
-        pilot,
-        to_pilot.PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number),
-    )
+    welcome = PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number)
+    manager.say(pilot, welcome)
     pilot_reports.reconcile_pilot_with_hello(manager, pilot, message)
     pilot_reports.handle_hello_device_faults(manager, pilot, message.faults, lost=lost)
     nodes.judge_pilot_at_hello(manager, pilot)
@@ -413,6 +415,8 @@ def on_timer(manager: Manager, key: str) -> None:
         actions.carry_out(manager, manager.seams[owner].timer(manager.state, rest), seam=owner)
     elif owner in _TIMER_STEPS:
         _TIMER_STEPS[owner](manager, rest)
+    elif owner == retries.FAULTS_TIMER:
+        manager.apart_due = True
     else:
         manager.state.refuse(f"unknown timer: {owner}")
 
@@ -429,10 +433,6 @@ def on_policy_round(manager: Manager, name: str) -> None:
         manager.set_timer(f"round/{name}", manager.state.now + seam.period_s)
 
 
-def on_faults_timer(manager: Manager, _: str) -> None:
-    manager.apart_due = True
-
-
 _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
     "round": on_policy_round,
     "gone": clients.forget_gone_client,
@@ -440,7 +440,6 @@ _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
     "loss": blocks.finalize_loss_reasons_by_id,
     "deadline": deadlines.check_queue_deadlines,
     "emptied": block_orders.release_block_without_pilots,
-    retries.FAULTS_TIMER: on_faults_timer,
     pilots.QUARANTINE_TIMER: pilots.end_quarantine,
     nodes.NODES_TIMER: nodes.check_nodes_of_source,
     blame.PRINTING_TIMER: blame.ask_advisor_about_output,
@@ -472,6 +471,7 @@ def settle(manager: Manager) -> None:
 
 def _ask_policies(manager: Manager) -> None:
     """Serve queues of requeued calls, place the calls that the core places, and run policies until no work is left."""
+    state = manager.state
     for _ in range(_SETTLE_TURNS):
         if manager.returned:
             returned, manager.returned = manager.returned, {}
@@ -482,18 +482,18 @@ def _ask_policies(manager: Manager) -> None:
             retries.process_special_placements(manager)
         elif manager.supply_changed:
             manager.supply_changed, manager.demand_changed = False, True
-            manager.dirty.update(dict.fromkeys(manager.state.waiting_contexts.values()))
+            manager.dirty.update(dict.fromkeys(state.waiting_contexts.values()))
         elif manager.dirty:
             # Serve the context that has waited longest first, so that no other context gets the device freed for it.
             dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
             for context in dirty:
                 if context.queue.count:
-                    context.asked_at = manager.state.now
-                    wanted = manager.policies.residency.wanted(manager.state, context)
+                    context.asked_at = state.now
+                    wanted = manager.policies.residency.wanted(state, context)
                     actions.carry_out(manager, wanted, seam="residency")
         elif manager.demand_changed:
             manager.demand_changed = False
-            actions.carry_out(manager, manager.policies.provisioning.demand(manager.state), seam="provisioning")
+            actions.carry_out(manager, manager.policies.provisioning.demand(state), seam="provisioning")
         else:
             return
     manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False

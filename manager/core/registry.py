@@ -19,18 +19,10 @@ from stoker.manager.core.nouns import Client, Context, Group
 from stoker.manager.core.per_context import Cost
 from stoker.manager.core.state import State
 from stoker.protocol.calls import CallOptions
-from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
+from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 
 KEPT_NUMBERS = 10_000  # Removed clients whose numbers are kept, so that their calls on pilots are not orphans
-
-
-def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
-    client = state.clients[id] = Client(id, number=number, observer=number < 0, factory=factory)
-    if number >= 0:
-        state.clients_by_number[number] = client
-        state.next_client = max(state.next_client, number + 1)
-    return client
 
 
 def forget_client(state: State, client: Client) -> None:

@@ -80,9 +80,6 @@ class Block:
         self.notes.append((now, text))
         del self.notes[1:-KEPT_BLOCK_NOTES]
 
-    def found(self, now: float) -> None:
-        self.notes[:1] = [(now, f"found in the batch system of source {self.source.source.name}")]
-
     @property
     def probes(self) -> str:
         """Node that the block probes; empty if the block runs calls."""
@@ -158,12 +155,6 @@ class Trial:
     faults: list[Fault] = field(default_factory=list)
     saved: bytes = b""  # Progress that was saved before the last loss, cut or fault
     pilot: Pilot | None = None  # Pilot that is reserved for the call
-
-    def reset_after_progress(self, saved: bytes) -> None:
-        self.saved = saved
-        self.losses.clear()
-        self.cuts.clear()
-        self.faults.clear()
 
     @property
     def counted(self) -> list[Loss]:
@@ -262,13 +253,6 @@ class State:
         self.rate: Counts = deque()  # Number of calls that ended in each recent second
         self.ending = ""  # Why the session ends; empty until the session ends
         self.kept = False  # True if the session continues without clients
-
-    def skip_ids_after_restart(self) -> None:
-        if self.next_library > 1 or self.next_client:
-            self.next_library += 1000 - self.next_library % 1000
-            self.next_client += 100 - self.next_client % 100
-        if self.next_block > 1:
-            self.next_block += 100 - self.next_block % 100
 
     @property
     def lost_pilots(self) -> int:

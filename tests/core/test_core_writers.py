@@ -22,7 +22,7 @@ WRITERS = {
     "device.promised_bytes": "libraries", "pilot.state": "pilots", "context.index": "holding queues",
 }  # fmt: skip
 """The files that write the fields on which the manager's promises depend."""
-OTHERS = frozenset({"self", "manager", "changes", "burst"})
+OTHERS = frozenset({"self", "manager", "changes", "burst", "runs"})
 """Other objects with fields of these names."""
 
 
