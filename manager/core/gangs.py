@@ -81,7 +81,11 @@ def count_memory_killed_rank(manager: Manager, library: Library, call: Call, fai
 def _fail_if_broken_too_often(
     manager: Manager, call: Call, library: Library, outcome: CallEnd, *, by_ranks: bool
 ) -> bool:
-    breaks, last = holding.count_broken_gang(manager.state, call, by_ranks=by_ranks), outcome.failure
+    """Count a broken run of a gang call. `by_ranks`: True if a rank lost its connection to others."""
+    state, last = manager.state, outcome.failure
+    breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
+    if by_ranks:
+        state.broken_runs[call.id] = call.sent_at
     if breaks < MOST_BREAKS or last is None:
         return False
     text = f"its ranks lost their connection {breaks} times; the last time on {library.pilot.id}: {last.message}"

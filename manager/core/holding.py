@@ -62,14 +62,6 @@ def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
             manager.returned[library.context] = None
 
 
-def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Count a broken run of a gang call. `by_ranks`: True if a rank lost its connection to others."""
-    breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
-    if by_ranks:
-        state.broken_runs[call.id] = call.sent_at
-    return breaks
-
-
 def pop_broken_gang_calls(state: State, library: Library, running: Iterable[int]) -> list[Call]:
     """Return the gang calls of a dead library whose current run another rank had already ended."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]

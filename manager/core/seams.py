@@ -335,10 +335,11 @@ WISHES = {
 }
 
 
-def wishes_in_options(
-    options: CallOptions, *, deadline: bool = False, features: Features | None = None, limits: LibraryLimits = NO_LIMITS
-) -> Iterator[str]:
-    """Yield the wishes that a call's options express. `deadline`: True if the call gets a deadline later."""
+def refusal(
+    options: CallOptions, honoured: frozenset[str], *, policy: str = "of the session", deadline: bool = False,
+    features: Features | None = None, limits: LibraryLimits = NO_LIMITS,
+) -> str:  # fmt: skip
+    """Return why calls with these options are refused, or an empty text. `deadline`: True if they get one later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,
@@ -352,16 +353,7 @@ def wishes_in_options(
         "max_libraries": limits.most > 0,
         "keep_alive": limits.keep_alive_s is not None,
     }
-    yield from (wish for wish, is_there in has.items() if is_there)
-
-
-def refusal(
-    options: CallOptions, honoured: frozenset[str], *, policy: str = "of the session", deadline: bool = False,
-    features: Features | None = None, limits: LibraryLimits = NO_LIMITS,
-) -> str:  # fmt: skip
-    """Return why calls with these options are refused; an empty string if the calls are accepted."""
-    wishes = wishes_in_options(options, deadline=deadline, features=features, limits=limits)
-    ignored = [wish for wish in wishes if wish not in honoured]
+    ignored = [wish for wish, is_there in has.items() if is_there and wish not in honoured]
     if not ignored:
         return ""
     what = ", ".join(WISHES[wish] for wish in ignored)

@@ -134,7 +134,7 @@ def report_cache_changes(state: CoreState, sizes: Mapping[str, int]) -> None:
 
 def _begin(state: CoreState, found: Want) -> None:
     found.is_begun = True
-    state.told.discard(found.ref.name)
+    state.told.discard(found.ref.name)  # the cached copy is damaged or missing
     state.out.append(Expect(found.ref.name))
     if found.order is not None and (found.order.origin or found.order.peers):
         state.out.append(StartFetch(found.order))
@@ -142,8 +142,7 @@ def _begin(state: CoreState, found: Want) -> None:
 
 def _expect(state: CoreState, ref: ObjectRef) -> Want:
     found = state.wants[ref.name] = Want(ref)
-    state.told.discard(ref.name)  # the cached copy is damaged or missing
-    state.out.append(Expect(ref.name))
+    _begin(state, found)
     return found
 
 

@@ -93,8 +93,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
     for number, resident in event.resident_bytes.items():
-        library = state.libraries.get(number)
-        if library is not None:
+        if (library := state.libraries.get(number)) is not None:
             library.resident_bytes = resident
             cpu_s = event.cpu_s.get(number, 0.0)
             uses.append(to_manager.LibraryUse(number, resident, library.device_bytes, cpu_s))

@@ -165,11 +165,11 @@ def on_arguments_brought(state: CoreState, library: PilotLibrary, event: Argumen
     held = [call for call in lacks if call in library.held]
     failed = drop_ended(library, [call for call in held if not lacks[call].is_pilots_fault])
     if failed:
-        reasons = {call: f"{lacks[call].reason} (on {state.facts.pilot})" for call in failed}
-        failures = {
-            call: make_library_failure(state, library, FailureKind.SERIALIZATION, why) for call, why in reasons.items()
-        }
-        ends = [CallEnd(call, ok=False, failure=failure) for call, failure in failures.items()]
+        ends = []
+        for call in failed:
+            why = f"{lacks[call].reason} (on {state.facts.pilot})"
+            failure = make_library_failure(state, library, FailureKind.SERIALIZATION, why)
+            ends.append(CallEnd(call, ok=False, failure=failure))
         state.tell(CallsEnded(library.number, ends))
     back = drop_returned(library, [call for call in held if lacks[call].is_pilots_fault])
     if back:
