@@ -57,21 +57,14 @@ class EventQueue:
 
     def handle(self, event: events.Event) -> int:
         """Handle an event and the events that its commands cause. Return their number, or 0 if the event is queued."""
-        queue = self._events
+        self._events.append(event)
         if self._is_handling:
-            queue.append(event)
             return 0
-        self._is_handling = True
-        if queue:  # an earlier command raised and left queued events
-            queue.append(event)
-            event = queue.popleft()
-        handled = 1
+        self._is_handling, handled = True, 0
         try:
-            for command in self._core.handle(event, self._clock()):
-                self._carry_out(command)
-            while queue:
+            while self._events:  # an earlier command may have raised and left queued events
                 handled += 1
-                for command in self._core.handle(queue.popleft(), self._clock()):
+                for command in self._core.handle(self._events.popleft(), self._clock()):
                     self._carry_out(command)
         finally:
             self._is_handling = False

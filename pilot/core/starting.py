@@ -147,8 +147,6 @@ def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    if library.stage is not Stage.FETCHING:
-        return
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
     _end(state, library, make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault))
 
