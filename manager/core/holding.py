@@ -95,18 +95,12 @@ GANG_GRACE_S = 10.0
 
 
 def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
-    state, calls = manager.state, manager.state.calls
-    now = state.now
-    fresh: list[Call] = []
-    for spec in specs:  # this loop must be fast
-        id = spec.call
-        if id in calls:
-            if group.client.unnamed is None:
-                state.refuse("repeated call")
-            continue
-        calls[id] = call = Call(id, spec, group, now)
-        fresh.append(call)
-    return fresh
+    state, calls, now = manager.state, manager.state.calls, manager.state.now
+    fresh = {spec.call: Call(spec.call, spec, group, now) for spec in specs if spec.call not in calls}
+    if len(fresh) < len(specs) and group.client.unnamed is None:
+        state.refuse("repeated call", len(specs) - len(fresh))
+    calls.update(fresh)
+    return list(fresh.values())
 
 
 def takes(manager: Manager, library: Library, call: Call) -> bool:
