@@ -96,7 +96,7 @@ GANG_GRACE_S = 10.0
 
 def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
     state, calls, now = manager.state, manager.state.calls, manager.state.now
-    fresh = {spec.call: Call(spec.call, spec, group, now) for spec in specs if spec.call not in calls}
+    fresh: dict[int, Call] = {spec.call: Call(spec.call, spec, group, now) for spec in specs if spec.call not in calls}
     if len(fresh) < len(specs) and group.client.unnamed is None:
         state.refuse("repeated call", len(specs) - len(fresh))
     calls.update(fresh)
