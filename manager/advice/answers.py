@@ -133,7 +133,7 @@ class Advisor:
 
     def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
         measured = {
-            kind: ContextAdvice(run_s=known.functions[question.name].mean, run_sd_s=known.functions[question.name].sd)
+            kind: ContextAdvice(run_s=known.functions[question.name].mean)
             for kind, known in self._store.estimates(about.recipe).items()
             if question.name in known.functions
         }

@@ -232,11 +232,9 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
         load, run = self.load_s, self.run_s
         return ContextAdvice(
             load_s=load.mean if load else 0.0,
-            load_sd_s=load.sd if load else 0.0,
             resident_bytes=int(self.resident_bytes.high) if self.resident_bytes else 0,
             peak_bytes=int(self.peak_bytes.high) if self.peak_bytes else 0,
             run_s=run.mean if run else 0.0,
-            run_sd_s=run.sd if run else 0.0,
             paces={size: pace.mean for size, pace in self.pace_s.items()},
         )
 
@@ -366,7 +364,7 @@ def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, bu
 def runs_of(store: PerformanceStore, function: WorkloadFacts, *, but: tuple[str, str]) -> dict[str, ContextAdvice]:
     estimates = _make_estimator(store, but=but)
     found = {kind: estimates.estimate(kind, function=function).run_s for kind in store.kinds()}
-    return {kind: ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in found.items() if run is not None}
+    return {kind: ContextAdvice(run_s=run.mean) for kind, run in found.items() if run is not None}
 
 
 def _load(found: RetrievedEstimate) -> ContextAdvice:

@@ -109,11 +109,9 @@ class History:
         by_kind = {
             kind: ContextAdvice(
                 load_s=e.load_s + e.start_s,
-                load_sd_s=e.load_sd,
                 resident_bytes=e.resident_bytes if kind.startswith("cpu") else e.device_bytes,
                 peak_bytes=e.peak_bytes if kind.startswith("cpu") else e.device_bytes,
                 run_s=e.run_s,
-                run_sd_s=e.run_sd,
                 paces={size: measured.mean for size, measured in e.paces.items()},
                 slots=e.slots,
                 steps=steps.get(kind),

@@ -18,9 +18,8 @@ from pathlib import Path
 from stoker.log_files import SeldomLog
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
-from stoker.manager.core.clients import refusal_of
+from stoker.manager.core.clients import has_only_result_pieces, refusal_of
 from stoker.manager.core.events import Command, Event, ToClient, ToPilot
-from stoker.manager.core.pieces import has_only_result_pieces
 from stoker.manager.core.pilot_reports import is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies

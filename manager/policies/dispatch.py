@@ -5,7 +5,7 @@ library gets up to `prefetch_s` seconds of work beyond its slots, at most its sh
 work, calls are taken back from another library. Calls of a function that has not run yet, or runs long, are not
 prefetched.
 
-If device kinds have different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
+If device kinds have different measured speeds (`Context.speeds`), the fastest free library comes first. A
 slow library gets a smaller backlog, and leaves the last calls to faster libraries
 (`stoker.manager.policies.faster_kinds`).
 
@@ -22,9 +22,8 @@ from itertools import chain, islice
 
 from stoker.manager.core.deadlines import expected_run_s, has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState
-from stoker.manager.core.per_context import Burst
+from stoker.manager.core.per_context import Burst, run_s_on
 from stoker.manager.core.seams import Action, Send, SendGang, TakeBack, Timer, View
-from stoker.manager.core.speeds import run_s_on
 from stoker.manager.policies.base import Quiet, free_libraries_fastest_first
 from stoker.manager.policies.faster_kinds import faster_device_wait_s
 from stoker.protocol.ids import LibraryId

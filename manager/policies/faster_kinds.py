@@ -8,7 +8,7 @@ The forecast is list scheduling on the faster libraries: these libraries finish 
 remaining calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a
 library that hangs. A call with a deadline also waits if only a faster library meets the deadline.
 
-A call does not wait if it is short, if speeds are not measured (`stoker.manager.core.speeds`), or if libraries have
+A call does not wait if it is short, if speeds are not measured (`Context.speeds`), or if libraries have
 several slots.
 """
 

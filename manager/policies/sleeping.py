@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stoker.manager.core.libraries import asleep_bytes, host_bytes
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Action, Sleep, Unload, View
-from stoker.manager.core.sleepers import asleep_bytes, host_bytes
 from stoker.manager.policies.where_to_load import may_load
 from stoker.protocol.ids import LibraryId
 

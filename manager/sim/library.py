@@ -17,8 +17,8 @@ from stoker.manager.sim.log import Happened, LibraryPlace, items_of
 from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, get_or_create_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
-from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
+from stoker.pilot.core.reactor import PilotCore
 from stoker.pilot.core.turns import FirstCome
 from stoker.protocol import to_agent, to_library
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace

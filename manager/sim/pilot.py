@@ -24,7 +24,6 @@ from stoker.manager.sim.serving import ServedBatch
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel
 from stoker.pilot.core import commands
-from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
     Event,
     Farewell,
@@ -42,6 +41,7 @@ from stoker.pilot.core.events import (
     UnacknowledgedFacts,
     WalltimeKnown,
 )
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_manager, to_pilot
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId

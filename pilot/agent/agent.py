@@ -32,8 +32,8 @@ from stoker.pilot.agent.process import LibraryProcess, Wires, Zygotes
 from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
-from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp, ManagerAway, UnacknowledgedFacts
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S

@@ -16,8 +16,8 @@ from typing import Protocol, assert_never
 import msgspec
 
 from stoker.pilot.core import commands
-from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, TimerFired
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager, VinePlan, VineWorker

@@ -124,12 +124,6 @@ def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> 
     assert [each.about for each in asked(c, events.OfFunction)] == [events.OfFunction("f", "a")]
 
 
-def test_advice_of_an_older_journal_counts_for_its_context(cluster: Make) -> None:
-    c = cluster().define(recipe("a"))
-    c.event(events.FormerAdvice("a", {"cpu": events.ContextAdvice(load_s=40.0)}))
-    assert c.context("a").load_s == 40.0
-
-
 def test_short_calls_pass_a_long_call_for_ten_times_its_run_time(cluster: Make) -> None:
     c = shortest(cluster).call("long", function="long")
     expect(c, "long", 50.0)
