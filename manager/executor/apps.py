@@ -30,9 +30,9 @@ from stoker.manager.executor.options import (
     check_integer_option,
     parse_call_specification,
 )
-from stoker.manager.executor.packing import bare, modules_pickled_with, name_of
+from stoker.manager.executor.packing import bare, name_of
 from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction, modules_pickled_with
 from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 
@@ -92,22 +92,20 @@ def app(
     Args:
         function: The function, if `@app` is used without parentheses.
         context: A recipe: the function receives the loaded context as its first argument, which callers omit. A
-            family (`stoker.family`) selects the runtime with the smallest sufficient input length for each call.
+            family (`stoker.family`) selects the shortest sufficient runtime for each call.
         batch_size: Default number of items that `stoker.map` puts into one call.
         timeout: Maximum run time of a call (`"10 min"`).
         priority: Calls with a higher number run first.
         deadline: Time from submission until a call should end. Among calls of equal priority, the earliest deadline
             runs first. Calls without a deadline run last.
-        late: Action for a call that cannot meet its deadline (the deadline has passed, or all earlier calls took
-            longer). `"run"` runs the call with a warning, after the calls that can meet their deadlines. `"drop"`
-            drops the call.
+        late: What to do with a call that cannot meet its deadline: `"run"` it with a warning, after the calls that
+            can, or `"drop"` it.
         latency: Maximum time from submission to result (`"150 ms"`), for a policy that honours it.
         ttft: Maximum time to first token (`"500 ms"`), for a policy that honours it, for example `slinfer`.
         tpot: Maximum time per further token (`"100 ms"`), for a policy that honours it.
         gang: Devices that run a call together: a number or `(smallest, largest)`; see `stoker.gang()`.
         features: Facts about a call that policies use: `{"items": 200}`.
-        variants: Other contexts that can run the calls, best first, for a policy that honours variants
-            (docs/options.md).
+        variants: Other contexts that can run the calls, best first, for a policy that honours variants.
         stream: Send each yielded piece immediately (docs/streams.md). The default is True for a function with `yield`.
             Use True for a function that returns an iterator. With False the result is a list.
         cache: Use Parsl's memoization; the context is part of the memoization key.
@@ -120,7 +118,7 @@ def app(
     Raises:
         ConfigError: An option or its value is not allowed. RecipeError: The context is not a recipe.
     """
-    asked = {name: value for name, value in locals().items() if name not in ("function", "unknown")}
+    asked = {name: value for name, value in locals().items() if name in _OPTIONS}
     if isinstance(function, Recipe | RecipeFactory):
         what = getattr(function, "__name__", None) or "..."
         raise ConfigError(f"@stoker.app accepts options only by name: @stoker.app(context={what})")
@@ -129,19 +127,16 @@ def app(
             f"@stoker.app decorates a function, and accepts options only by name; it received {function!r:.80}"
         )
     if unknown:
-        options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
         wrong = next(iter(unknown))
-        near = difflib.get_close_matches(wrong, options, n=1)
-        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(options)}")
+        near = difflib.get_close_matches(wrong, _OPTIONS, n=1)
+        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(_OPTIONS)}")
         raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
     if batch_size is not None:
         check_integer_option("batch_size", batch_size, least=1)
     check_boolean_option("cache", cache)
-    ignore_for_cache = names_in("ignore_for_cache", ignore_for_cache)
-    executors = names_in("executors", None if executors == "all" else executors)
-    if executors == []:
+    if names_in("executors", executors) == []:
         raise ConfigError("executors: the list is empty, so no executor could run a call; omit this option to use all")
-    if ignore_for_cache and not cache:
+    if names_in("ignore_for_cache", ignore_for_cache) and not cache:
         raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or omit ignore_for_cache")
     wants = _parse_app_options(asked)
 
@@ -149,17 +144,12 @@ def app(
         own = wants
         if callable(function) and resolve_stream_option(function, stream=stream, gang=wants.options.gang):
             own = wants.streaming(True)
-        return StokerApp(
-            function,
-            specification=AppWants(own),
-            batch_size=batch_size,
-            cache=cache,
-            ignore_for_cache=ignore_for_cache,
-            executors=executors,
-            options=asked,
-        )
+        return StokerApp(function, own, asked)
 
     return decorate if function is None else decorate(function)
+
+
+_OPTIONS = tuple(each for each in inspect.signature(app).parameters if each not in ("function", "unknown"))
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
@@ -167,46 +157,38 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     func: Any
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        specification: AppWants,
-        batch_size: int | None = None,
-        cache: bool = False,
-        ignore_for_cache: Sequence[str] | None = None,
-        executors: Sequence[str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], wants: Wants, options: Mapping[str, Any]) -> None:
         if not callable(function):
             raise ConfigError(f"@stoker.app decorates a function; it received {function!r}")
         if isinstance(function, PythonApp):
             raise ConfigError(f"{function.__name__} is already an app; use one decorator")
-        check_function(function, takes_context=specification.wants.takes_context, ignored=ignore_for_cache or ())
-        super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
+        ignored = names_in("ignore_for_cache", options.get("ignore_for_cache"))
+        check_function(function, takes_context=wants.takes_context, ignored=ignored or ())
+        super().__init__(function, cache=options.get("cache", False), ignore_for_cache=ignored)
         self.__name__ = self.func.__name__ = getattr(function, "__name__", name_of(function))
-        self.specification = specification
-        self.batch_size = batch_size
-        self.kwargs[SPECIFICATION] = specification
-        self._labels = list(executors) if executors is not None else None
-        self._is_method = False
-        self._is_static = isinstance(function, staticmethod)
-        self._found: tuple[DataFlowKernel, list[str]] | None = None
-        self._has_own_packing = not cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
+        self.options = dict(options)
+        self.batch_size: int | None = options.get("batch_size")
+        self.labels = names_in("executors", options.get("executors"))
+        """Labels of the executors that may run the app; None for all executors."""
+        self.specification = AppWants(wants)
+        self.kwargs[SPECIFICATION] = self.specification
+        self._is_method = False
+        self._is_static = isinstance(function, staticmethod)
+        self._found: tuple[DataFlowKernel, list[str]] | None = None
+        self._has_own_packing = not self.cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self._timed: tuple[Any, Callable[..., Any]] | None = None
         self._last: AppWants | None = None
-        self.options = dict(options or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
         """Submit a call; return its future. Raises SessionError if no site is loaded."""
         kernel = loaded_kernel(self.__name__)
         if self._found is None or self._found[0] is not kernel:
-            if self._labels is not None:
-                check_labels(kernel, self._labels, name=self.__name__)
-            self.executors = self._labels or [each.label for each in stoker_executors(kernel, self.__name__)]
+            if self.labels is not None:
+                check_labels(kernel, self.labels, name=self.__name__)
+            self.executors = self.labels or [each.label for each in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, self.executors)
             enable_immediate_launch(kernel)
         wants = self.specification.wants
@@ -241,8 +223,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(f"{self.__name__} is a method; pass the options to @app, or make the method a function")
         merged = {**self.options, **options}
         if not options.keys() <= _OF_CALLS:
-            made: StokerApp = app(**merged)(self.__wrapped__)
-            return made
+            return app(**merged)(self.__wrapped__)
         again: StokerApp = object.__new__(type(self))
         again.__dict__.update(self.__dict__)
         again.specification = AppWants(_parse_app_options(merged).streaming(self.specification.wants.options.stream))
@@ -302,11 +283,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return packed
 
     @property
-    def labels(self) -> list[str] | None:
-        """Labels of the executors that may run the app; None for all executors."""
-        return self._labels
-
-    @property
     def function(self) -> Callable[..., Any]:
         """The undecorated function."""
         return bare(self.func)
@@ -322,8 +298,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the app without this program's executors, so that other functions can refer to it."""
-        given = {name: getattr(self, name) for name in ("batch_size", "cache", "ignore_for_cache", "options")}
-        return _again, (self.__wrapped__, self.specification.wants, {**given, "executors": self._labels})
+        return StokerApp, (self.__wrapped__, self.specification.wants, self.options)
 
     def __repr__(self) -> str:
         wants = self.specification.wants
@@ -333,10 +308,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         if wants.options.priority:
             facts.append(f"priority {wants.options.priority}")
         return f"<app {self.__name__}: {', '.join(facts)}>"
-
-
-def _again(function: Callable[..., Any], wants: Wants, given: dict[str, Any]) -> StokerApp:
-    return StokerApp(function, specification=AppWants(wants), **given)
 
 
 def _accept_context_before_self(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -365,8 +336,7 @@ _ELSEWHERE = {
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
-"""Options that apply to single calls. If `with_options` changes only these options, the new app shares all other state
-with the old app."""
+"""Options of single calls. An app for which `with_options` changes only these shares all other state."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 
@@ -386,7 +356,7 @@ def _parse_app_options(options: Mapping[str, Any]) -> Wants:
 
 
 def names_in(option: str, value: Any) -> list[str] | None:
-    if value is None:
+    if value is None or (option == "executors" and value == "all"):
         return None
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
     if not all(isinstance(name, str) for name in names):

@@ -1,11 +1,10 @@
-"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine. The
-executor refuses requests that TaskVine cannot honour before it sends calls."""
+"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
@@ -23,8 +22,7 @@ if TYPE_CHECKING:  # importing Parsl takes a second; the command line does not n
     from stoker.manager.executor.options import Wants
 
 
-def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    sites = tuple(sites)
+def check(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
     refuse(sites, provider=provider)
     require_taskvine_programs(sites)
 
@@ -34,8 +32,7 @@ def require_taskvine_programs(sites: Iterable[Site]) -> None:
         factory.find_programs()
 
 
-def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    sites = tuple(sites)
+def refuse(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
     for site in sites:
         if site.engine is not Engine.TASKVINE:
             continue
@@ -55,8 +52,8 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
 
 
 def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour the options in `wants`. `honours`: options that the site's policy
-    uses; None if only the manager of a joined session knows them."""
+    """Raise ConfigError if this site cannot honour `wants`. `honours`: options that the site's policy uses; None if
+    only the manager of a joined session knows them."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(
@@ -88,8 +85,8 @@ def local_provider(site: Site) -> LocalProvider:
 def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
-    """Write the TaskVine plan of each TaskVine site into a new session's folder. `python_path`: import folders outside
-    this environment. `kept`: True for a session that outlives programs. Raises OSError."""
+    """Write the plan of each TaskVine site into a new session's folder. `python_path`: import folders outside this
+    environment. `kept`: True for a session that outlives programs."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.make_vine_plan(

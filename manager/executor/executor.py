@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -35,35 +34,14 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import refuse_non_utf8_path, working_folder
 from stoker.manager.environment.carrying import prepare
-from stoker.manager.executor import blocks, detached, engines
-from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
+from stoker.manager.executor import blocks, detached, engines, packing, processes
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.kernel import task_being_launched
-from stoker.manager.executor.options import (
-    CallPlace,
-    check_local_policy,
-    check_options,
-    check_parsl_arguments,
-    check_session,
-)
+from stoker.manager.executor.options import CallPlace, check_executor_options, check_local_policy
 from stoker.manager.executor.outgoing import Replaced, wait_for_answer
-from stoker.manager.executor.packing import (
-    inline_or_store_arguments,
-    is_same_function,
-    modules_pickled_with,
-    pack_arguments,
-)
 from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
-from stoker.manager.executor.processes import (
-    ManagerProcess,
-    link_joined_session,
-    make_folder,
-    manager_options,
-    new_session_id,
-    register,
-)
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, modules_pickled_with
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
@@ -82,6 +60,7 @@ JOIN_LIMIT_S = 2.0
 """Seconds that an ending program waits for the manager's welcome."""
 FACTORY_LIMIT_S = 40.0
 """Seconds that `shutdown` waits for the batch jobs to end."""
+GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
@@ -99,8 +78,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         drain_s: See `stoker.load`.
         progress: See `stoker.load`.
         block_error_handler: A function as in Parsl. True counts failed blocks until the first pilot joins; False
-        ignores
-            failed blocks.
+            ignores failed blocks.
         remote_monitoring_radio: The radio of Parsl's monitoring.
 
     Raises:
@@ -121,13 +99,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         block_error_handler: bool | Callable[[BlockProviderExecutor, dict[str, JobStatus]], None] = True,
         remote_monitoring_radio: RadioConfig | None = None,
     ) -> None:
-        check_session(session)
-        if session is not None and (site is not None or provider is not None):
-            raise ConfigError(
-                "session= joins a session, which has its own sites: leave out site= and provider=, or session="
-            )
-        check_options(label=label, working_dir=working_dir, drain_s=drain_s, provider=provider, progress=progress)
-        check_parsl_arguments(storage_access, block_error_handler, remote_monitoring_radio)
+        check_executor_options(
+            site=site, session=session, provider=provider, label=label, working_dir=working_dir, drain_s=drain_s,
+            progress=progress, storage_access=storage_access, block_error_handler=block_error_handler,
+            remote_monitoring_radio=remote_monitoring_radio,
+        )  # fmt: skip
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
@@ -141,12 +117,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             if self.site.engine is Engine.STOKER:
                 check_local_policy(self.site)
             provider = engines.local_provider(self.site)
-        super().__init__(
-            provider=provider,
-            block_error_handler=blocks.fail_calls_if_all_blocks_failed
-            if block_error_handler is True
-            else block_error_handler,
-        )
+        if block_error_handler is True:
+            block_error_handler = blocks.fail_calls_if_all_blocks_failed
+        super().__init__(provider=provider, block_error_handler=block_error_handler)
         self.label = label
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
@@ -156,16 +129,16 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
-        self._nodes = NodeMessages()
-        self._manager: ManagerProcess | None = None
+        self._nodes = blocks.NodeMessages()
+        self._manager: processes.ManagerProcess | None = None
         self._link: Link | None = None
         self.preparer: Preparer
         """Set by `start`, because the preparer needs the link."""
         self.call_place = CallPlace()
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
-        self._upkeep = BlockUpkeep(self, lease_s=self.site.session.lease_s)
-        self._raised_gc_thresholds = False
+        self._upkeep = blocks.BlockUpkeep(self, lease_s=self.site.session.lease_s)
+        self._gc_before: tuple[int, int, int] | None = None
         self._stopped = False
         self._pid = os.getpid()
 
@@ -200,7 +173,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)
-                link_joined_session(self.folder, Path(self.run_dir) / self.label)
+                processes.link_joined_session(self.folder, Path(self.run_dir) / self.label)
                 self._honours = honoured_call_options(self.folder)
                 self._link = Link(self.folder)
             else:
@@ -209,8 +182,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         except BaseException:
             self.shutdown()
             raise
-        raise_gc_thresholds()
-        self._raised_gc_thresholds = True
+        self._gc_before = raise_gc_thresholds()
 
     def _begin(self, link: Link) -> None:
         self.preparer = Preparer(
@@ -231,17 +203,17 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _start_session(self) -> None:
         self.folder = SessionFolder(Path(self.run_dir) / self.label)
-        make_folder(self.folder)
+        processes.make_folder(self.folder)
         keep_policies(self.folder, self.sites, search_path=python_path())
-        name = new_session_id()
+        name = processes.new_session_id()
         engines.prepare(self.folder, self.sites, session=name, python_path=python_path())
         if self._by_factory:
             write_sites(self.folder.sites, self.sites, python_path=python_path())
         prepare(self.folder, self.sites)
-        options = ["--name", name, *manager_options(self.sites)]
-        self._manager = ManagerProcess(self.folder, on_lost=self.set_bad_state_and_fail_all, options=options)
+        options = ["--name", name, *processes.manager_options(self.sites)]
+        self._manager = processes.ManagerProcess(self.folder, on_lost=self.set_bad_state_and_fail_all, options=options)
         self._manager.wait_listening(START_LIMIT_S)
-        register(self.folder)
+        processes.register(self.folder)
         self._link = Link(self.folder)
         self._start_blocks()
 
@@ -251,15 +223,14 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._stopped or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
         if self.submit_monitoring_radio is not None:
-            answer = self.ask_status()
-            if answer is not None:
+            if (answer := self.ask_status()) is not None:
                 self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
             self._nodes.tell(self.submit_monitoring_radio, (), run_id=self.run_id)
         self._stopped = True
         if self._news is not None:
             self._news.stop()
-        if self._raised_gc_thresholds:
-            restore_gc_thresholds()
+        if self._gc_before is not None and gc.get_threshold() == GC_THRESHOLDS:
+            gc.set_threshold(*self._gc_before)
         if not self._joins:
             self._end_session()
         elif self._link is not None:
@@ -326,42 +297,35 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             future.cancel()
             return future
         prepared = self.preparer.function(func)
-        of_app = resource_specification if isinstance(resource_specification, AppWants) else None
-        wants = self.preparer.wants(resource_specification)
-        inbox = None
-        if wants.options.stream:
-            inbox = (of_app.inbox if of_app is not None else None) or PieceInbox(keeps_all=True)
-        future = CallFuture(link, inbox=inbox)
+        wants, inbox, blob = self.preparer.wants(resource_specification), None, None
         packed = kwargs.pop(PACKED, None)
-        blob = None
-        if of_app is not None:
+        if isinstance(resource_specification, AppWants):
+            inbox = resource_specification.inbox
             kwargs.pop(SPECIFICATION, None)
-            if is_same_function(of_app.made_of, func):  # otherwise Parsl has wrapped `func`, for example to stage files
-                blob = of_app.function
-        else:
-            spec = prepared.parsl_spec(args, kwargs)
-            if spec is not None:
-                wants = self.preparer.wants_from_parsl_spec(spec)
-                args, kwargs = prepared.replace_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
+            if packing.is_same_function(resource_specification.made_of, func):  # Parsl may wrap `func` to stage files
+                blob = resource_specification.function
+        elif (spec := prepared.parsl_spec(args, kwargs)) is not None:
+            wants = self.preparer.wants_from_parsl_spec(spec)
+            args, kwargs = prepared.replace_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
+        if wants.options.stream:
+            inbox = inbox or PieceInbox(keeps_all=True)
+        future = CallFuture(link, inbox=inbox)
         if wants.family is not None:
             wants = wants.chosen(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
         submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
+        name, large = prepared.name, link.large
         if packed is None:
             by_name, brought = modules_pickled_with(submission.function, submission.recipe), set[str]()
-            payload = pack_arguments(
-                args, kwargs, name=prepared.name, large=link.large, by_name=by_name, brought=brought
-            )
+            payload = packing.pack_arguments(args, kwargs, name=name, large=large, by_name=by_name, brought=brought)
             prepared.add_modules_to_pickle(brought)
         else:
-            payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large)
+            payload = packing.inline_or_store_arguments(packed, name=name, large=large)
         task = task_being_launched()
-        if (
-            task is not None and task["resource_specification"] is CANCELLED
-        ):  # the call was cancelled after this method began
+        if task is not None and task["resource_specification"] is CANCELLED:  # cancelled after this method began
             if isinstance(payload, ObjectRef):
-                link.large.drop(payload)
+                large.drop(payload)
             future.cancel()
             return future
         future.call = link.submit(submission, payload, future, features=wants.features, inbox=inbox)
@@ -370,11 +334,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def outstanding(self) -> int:
         """Return the number of slots that open calls need; Parsl's kernel starts blocks for this number."""
         return self._link.waiting.slots if self._link else 0
-
-    @property
-    def tasks(self) -> dict[Any, Any]:
-        """Futures of the open calls, by Parsl's task id."""
-        return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
         """Return False, because one process runs all calls of a library, so that Parsl cannot monitor single calls."""
@@ -497,30 +456,9 @@ def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) ->
             )
 
 
-# ---- the garbage collector
-
-
-THRESHOLDS = (50_000, 20, 50)
-
-_lock = threading.Lock()
-_gc_users = 0
-_before: tuple[int, int, int] = gc.get_threshold()
-
-
-def raise_gc_thresholds() -> None:
-    global _gc_users, _before
-    with _lock:
-        if _gc_users == 0:
-            _before = gc.get_threshold()
-            if 0 < _before[0] < THRESHOLDS[0]:  # keep a higher threshold; 0 means a disabled collector
-                gc.set_threshold(*THRESHOLDS)
-        _gc_users += 1
-
-
-def restore_gc_thresholds() -> None:
-    global _gc_users
-    with _lock:
-        if _gc_users > 0:
-            _gc_users -= 1
-            if _gc_users == 0 and gc.get_threshold() == THRESHOLDS:
-                gc.set_threshold(*_before)
+def raise_gc_thresholds() -> tuple[int, int, int]:
+    """Return the earlier thresholds."""
+    before = gc.get_threshold()
+    if 0 < before[0] < GC_THRESHOLDS[0]:  # keep a higher threshold; 0 means a disabled collector
+        gc.set_threshold(*GC_THRESHOLDS)
+    return before

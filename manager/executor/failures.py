@@ -9,23 +9,11 @@ from typing import Any
 
 from parsl.app import errors
 
+from stoker import errors as stoker_errors
 from stoker.contexts import payloads
 from stoker.contexts.payload_layout import Buffer
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import (
-    CallCancelledError,
-    CallDroppedError,
-    CallError,
-    CallTimeoutError,
-    ContextError,
-    GangBroken,
-    InfrastructureError,
-    NoDeviceError,
-    PoisonCallError,
-    RemoteCallError,
-    SerializationError,
-    StokerError,
-)
+from stoker.errors import RemoteCallError, SerializationError, StokerError
 from stoker.manager.executor.pieces import unpickle_result_or_piece
 from stoker.manager.executor.session_files import read_result
 from stoker.pilot.library.failures import in_words
@@ -34,18 +22,18 @@ from stoker.protocol.ids import format_library_id, show_call
 from stoker.units import show_bytes
 
 _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
-    FailureKind.CONTEXT: ContextError,
-    FailureKind.PILOT: ContextError,
-    FailureKind.NO_DEVICE: NoDeviceError,
-    FailureKind.POISON: PoisonCallError,
-    FailureKind.TIMEOUT: CallTimeoutError,
-    FailureKind.MEMORY: CallError,
+    FailureKind.CONTEXT: stoker_errors.ContextError,
+    FailureKind.PILOT: stoker_errors.ContextError,
+    FailureKind.NO_DEVICE: stoker_errors.NoDeviceError,
+    FailureKind.POISON: stoker_errors.PoisonCallError,
+    FailureKind.TIMEOUT: stoker_errors.CallTimeoutError,
+    FailureKind.MEMORY: stoker_errors.CallError,
     FailureKind.SERIALIZATION: SerializationError,
-    FailureKind.DROPPED: CallDroppedError,
-    FailureKind.CANCELLED: CallCancelledError,
-    FailureKind.DIED: CallError,
-    FailureKind.GANG: GangBroken,
-    FailureKind.INFRASTRUCTURE: InfrastructureError,
+    FailureKind.DROPPED: stoker_errors.CallDroppedError,
+    FailureKind.CANCELLED: stoker_errors.CallCancelledError,
+    FailureKind.DIED: stoker_errors.CallError,
+    FailureKind.GANG: stoker_errors.GangBroken,
+    FailureKind.INFRASTRUCTURE: stoker_errors.InfrastructureError,
 }
 
 
@@ -155,14 +143,7 @@ def _bytes(end: CallEnd) -> Buffer:
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with a nonzero exit code.
-
-    Attributes:
-        app_name: Name of the app.
-        exitcode: Exit code of the command.
-        command: The command that ran.
-        last_lines: Last lines of the command's output.
-    """
+    """A command of a `bash_app` ended with a nonzero exit code. `last_lines`: the end of the command's output."""
 
     def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
         super().__init__(app_name, exitcode)

@@ -31,9 +31,10 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
                 raise ConfigError(
                     f"two sites are called {site.name}; change `name` in one of the site files", key="name"
                 )
-    engines.refuse(found.values())
-    check_policies(found.values())
-    return tuple(found.values())
+    sites = tuple(found.values())
+    engines.refuse(sites)
+    check_policies(sites)
+    return sites
 
 
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:

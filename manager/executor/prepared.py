@@ -1,29 +1,32 @@
 """Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-This module refuses values that the protocol cannot encode.
+A function is pickled once per map, or once per call of an app. The bytes are reused if all captured objects are
+immutable and unchanged (`contexts.function_code`).
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.digest import digest_of
 from stoker.contexts.factory import first_rebound_name
-from stoker.contexts.payloads import carried_module_names
+from stoker.contexts.function_code import Captured, SourceLines
+from stoker.contexts.payloads import carried_module_names, dump_parts, dumps_code
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, ProtocolError, RecipeError, SerializationError
 from stoker.manager.executor.options import ANYWHERE, CallPlace, Wants, parse_call_specification, read_parsl_spec
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of, own
+from stoker.manager.executor.packing import bare, logger, name_of, own, place_of
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.protocol import to_manager, wire
 from stoker.protocol.bounds import MOST_DEFINED_BYTES, describe_invalid_message
@@ -32,70 +35,15 @@ from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 from stoker.units import show_bytes
 
-# ---- checks
-
-
-_decode = wire.from_client_decoder()
-
-
-def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
-    have passed the check."""
-    _check_pickle_size(len(submission.function.blob), f"{name} and the names that it uses", what="function")
-    recipes = (submission.recipe, *submission.variants)
-    messages: list[msgspec.Struct] = [
-        *(to_manager.DefineRecipe(recipe) for recipe in recipes if recipe.key not in known),
-        to_manager.DefineFunction(submission.function.key, submission.function.name, b"", submission.function.place),
-        submission.message([CallSpec(CallId(0), b"", features)], now=submission.due_at or 0.0),
-    ]
-    for message in messages:
-        try:
-            data = wire.encode([message])
-            wrong = describe_invalid_message(_decode(data).messages[0])
-        except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-            wrong = _invalid_field(message) or str(error).partition(" - at `$")[0]  # users do not know msgspec's path
-        if wrong:
-            raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
-        if isinstance(message, to_manager.DefineRecipe):
-            _check_pickle_size(
-                len(data), f"context {message.recipe.name}, its loader and its arguments", what="context"
-            )
-    known.update(recipe.key for recipe in recipes)
-
-
-def _check_pickle_size(size: int, whose: str, *, what: str) -> None:
-    if size > MOST_DEFINED_BYTES:
-        raise SerializationError(
-            f"{whose} take {show_bytes(size)}, and at most {show_bytes(MOST_DEFINED_BYTES)} are sent with a {what}:"
-            " pass large values as arguments of the call, or read them in a context's loader from a file (its"
-            " files=...)",
-            what=what,
-        )
-
-
-def _invalid_field(message: msgspec.Struct) -> str:
-    for field in msgspec.structs.fields(message):
-        value = getattr(message, field.name)
-        try:
-            msgspec.convert(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field.type)
-        except (UnicodeEncodeError, OverflowError, TypeError, ValueError):
-            parts = value if isinstance(value, list | tuple) else (value,)
-            deeper = (_invalid_field(part) for part in parts if isinstance(part, msgspec.Struct))
-            return next(filter(None, deeper), f"{field.name} is {value!r:.80}")
-    return ""
-
-
-# ---- prepared functions
-
-
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"
 """The keyword that passes the bytes of a call's arguments through Parsl's kernel."""
 PARSL_SPEC = "parsl_spec"
 _RECIPES_KEPT = 32
+_LARGE_BYTES = 1_000_000
+_decode = wire.from_client_decoder()
 
-Check = Callable[[Wants], None]
-LeaveSource = Callable[[str, Callable[..., Any], Recipe], None]
+# ---- specifications that pass through Parsl's kernel
 
 
 class AppWants(dict[str, Any]):
@@ -109,19 +57,16 @@ class AppWants(dict[str, Any]):
         self,
         wants: Wants,
         *,
-        due_at: float | None = None,
         function: FunctionBlob | None = None,
         made_of: Callable[..., Any] | None = None,
-        inbox: PieceInbox | None = None,
-        content: str = "",
     ) -> None:
         super().__init__()
         self.wants = wants
-        self.due_at = due_at
+        self.due_at: float | None = None
         self.function = function
         self.made_of = made_of
-        self.inbox = inbox
-        self.content = content
+        self.inbox: PieceInbox | None = None
+        self.content = ""
 
     def again(self, **changes: Any) -> AppWants:
         copied = copy.copy(self)
@@ -140,21 +85,66 @@ def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  #
     return f"{specification.wants.recipe.key} {specification.content}".encode()
 
 
+# ---- prepared functions
+
+
+def modules_pickled_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
+    names = carried_module_names(blob.key, blob.blob)
+    return names | carried_module_names(recipe.key, recipe.loader) if recipe.loader else names
+
+
 class PreparedFunction:
+    """A function's name, bytes and submissions. It does not refer to the function, which can be freed."""
+
     def __init__(self, function: Callable[..., Any], preparer: Preparer) -> None:
         self.name = name_of(own(function))
         self._preparer = preparer
+        self._lock = threading.RLock()
+        self._captured: Captured | None = None
+        """None if a captured object may change in place; the function is then pickled at each use."""
+        self._blobs: dict[tuple[Any, ...], FunctionBlob] = {}
+        self._before: dict[tuple[Any, ...], FunctionBlob] = {}
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
-        self._spec_place = _parsl_spec_position(bare(function))
+        self._spec_place = _parsl_spec_position(function)
         self._told: set[str] = set()
+        self._has_warned = False
         self._sendable: set[str] = set()
         self._content = ("", "")
         self._also = frozenset[str]()
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
-        takes = wants.takes_context
+        """Return the function's current bytes. Raises SerializationError."""
+        function, takes = bare(function), wants.takes_context
         by_name = carried_module_names(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
-        return self._preparer.cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
+        how = (takes, by_name, self._also)
+        with self._lock:
+            if self._captured is None or self._captured.changed(function):
+                self._before |= self._blobs
+                self._blobs = {}
+                captured = Captured(function)
+                self._captured = None if captured.mutable else captured
+            found = self._blobs.get(how)
+            if found is None:
+                before = self._before.pop(how, None)
+                found = self._blobs[how] = _pickle_function(function, *how, before=before)
+                if before is not None and found is not before:
+                    self._preparer.on_replaced(before.key, found.key)
+                if before is not None and self._captured is None and len(found.blob) > _LARGE_BYTES:
+                    self._warn_of_repeated_pickling(function, len(found.blob))
+            return found
+
+    def _warn_of_repeated_pickling(self, function: Callable[..., Any], size: int) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        captured = Captured(function).mutable
+        logger.warning(
+            "%s uses %s, which may change: its %s are pickled with every call, and sent if they changed; load it in a"
+            " context, or pass it as an argument",
+            self.name,
+            max(captured, key=lambda name: _size_of(captured[name])),
+            show_bytes(size),
+        )
 
     def add_modules_to_pickle(self, modules: set[str]) -> None:
         if modules:
@@ -174,8 +164,7 @@ class PreparedFunction:
         self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
-        """Return the submission for these options. Calls with the same Wants object share a submission and its
-        messages.
+        """Return the submission for these options. Calls with the same Wants object share a submission.
 
         `due_at`: the deadline of the call's first try. `blob`: the function's bytes at the time of the call. Raises
         ConfigError.
@@ -195,7 +184,7 @@ class PreparedFunction:
             variants=wants.variants,
             due_at=due_at if wants.deadline_s else None,
         )
-        check_submission(submission, wants.features, name=self.name, known=self._sendable)
+        _check_can_be_sent(submission, wants.features, name=self.name, known=self._sendable)
         self._preparer.leave_source(blob.key, own(function), wants.recipe)
         if not wants.deadline_s:
             if len(self._submissions) > 256:
@@ -232,25 +221,91 @@ class PreparedFunction:
         return (*args[:place], stand_in, *args[place + 1 :]), kwargs
 
 
+def _size_of(value: Any) -> int:
+    try:
+        return sum(memoryview(part).nbytes for part in dump_parts(value))
+    except Exception:
+        return 0
+
+
+def _pickle_function(
+    function: Callable[..., Any], takes_context: bool, by_name: frozenset[str], also: frozenset[str], *,
+    before: FunctionBlob | None,
+) -> FunctionBlob:  # fmt: skip
+    name = name_of(own(function))
+    try:
+        value = (function, takes_context, SourceLines())
+        data = dumps_code(value, what="function", by_name=by_name, also=also)
+    except SerializationError as error:
+        raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
+    if before is not None and before.blob == data:
+        return before
+    key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())
+    return FunctionBlob(key=key, name=name, blob=data, place=before.place if before is not None else place_of(function))
+
+
+def _check_can_be_sent(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
+    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
+    have passed the check."""
+    function, recipes = submission.function, (submission.recipe, *submission.variants)
+    _check_pickle_size(len(function.blob), f"{name} and the names that it uses", what="function")
+    for message in (
+        *(to_manager.DefineRecipe(recipe) for recipe in recipes if recipe.key not in known),
+        to_manager.DefineFunction(function.key, function.name, b"", function.place),
+        submission.message([CallSpec(CallId(0), b"", features)], now=submission.due_at or 0.0),
+    ):
+        try:
+            data = wire.encode([message])
+            wrong = describe_invalid_message(_decode(data).messages[0])
+        except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
+            wrong = str(error).partition(" - at `$")[0]  # users do not know msgspec's path
+        if wrong:
+            raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
+        if isinstance(message, to_manager.DefineRecipe):
+            _check_pickle_size(
+                len(data), f"context {message.recipe.name}, its loader and its arguments", what="context"
+            )
+    known.update(recipe.key for recipe in recipes)
+
+
+def _check_pickle_size(size: int, whose: str, *, what: str) -> None:
+    if size > MOST_DEFINED_BYTES:
+        raise SerializationError(
+            f"{whose} take {show_bytes(size)}, and at most {show_bytes(MOST_DEFINED_BYTES)} are sent with a {what}:"
+            " pass large values as arguments of the call, or read them in a context's loader from a file (its"
+            " files=...)",
+            what=what,
+        )
+
+
+def _parsl_spec_position(function: Callable[..., Any]) -> int | None:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+    return names.index(PARSL_SPEC) if PARSL_SPEC in names else None
+
+
 class Preparer:
-    """Maps function objects to prepared functions. `check` raises ConfigError for options that the engine cannot
-    honour."""
+    """Maps functions to prepared functions. `check` raises ConfigError for options that the engine cannot honour.
+    `on_replaced` receives the keys of a changed function's old and new bytes."""
 
     def __init__(
         self,
-        check: Check = lambda _wants: None,
+        check: Callable[[Wants], None] = lambda _wants: None,
         *,
         on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None,
-        leave_source: LeaveSource = lambda _key, _function, _recipe: None,
+        leave_source: Callable[[str, Callable[..., Any], Recipe], None] = lambda _key, _function, _recipe: None,
     ) -> None:
         self.check = check
+        self.on_replaced = on_replaced
         self.leave_source = leave_source
         self._functions: weakref.WeakKeyDictionary[Any, PreparedFunction] = weakref.WeakKeyDictionary()
-        self.cache = FunctionCache(on_replaced=on_replaced)
         self._plain = Wants()
         self._paper: list[tuple[list[Any], Wants]] = []
 
     def function(self, function: Callable[..., Any]) -> PreparedFunction:
+        function = bare(function)
         try:
             known = self._functions.get(function)
         except TypeError:  # the function is unhashable or has no weak references
@@ -270,29 +325,12 @@ class Preparer:
         context = spec.get("context") if isinstance(spec, Mapping) else None
         if not isinstance(context, list | tuple):
             return Wants(recipe=read_parsl_spec(spec))
+        copied = [type(part)(part) if type(part) in (list, tuple, dict) else part for part in context]
         for known, wants in self._paper:
-            if _equals_context(known, context):
-                return wants
+            with suppress(Exception):  # a comparison of arrays raises; a new recipe has the same digest
+                if known == copied:
+                    return wants
         wants = Wants(recipe=read_parsl_spec(spec))
         del self._paper[_RECIPES_KEPT:]
-        self._paper.insert(0, (_copy(context), wants))
+        self._paper.insert(0, (copied, wants))
         return wants
-
-
-def _copy(context: Any) -> list[Any]:
-    return [type(part)(part) if type(part) in (list, tuple, dict) else part for part in context]
-
-
-def _equals_context(known: list[Any], context: Any) -> bool:
-    try:
-        return bool(known == _copy(context))
-    except Exception:  # a comparison of arrays raises; a new recipe has the same digest
-        return False
-
-
-def _parsl_spec_position(function: Callable[..., Any]) -> int | None:
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return None
-    return names.index(PARSL_SPEC) if PARSL_SPEC in names else None

@@ -22,20 +22,12 @@ import parsl
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 
+from stoker import errors
 from stoker.config import Site
 from stoker.contexts.factory import as_recipe
 from stoker.contexts.loading import is_loaded
 from stoker.contexts.recipe import Recipe
-from stoker.errors import (
-    CallCancelledError,
-    CallDroppedError,
-    ConfigError,
-    NoDeviceError,
-    PoisonCallError,
-    SerializationError,
-    SessionError,
-    StreamDiffersError,
-)
+from stoker.errors import ConfigError, SessionError
 from stoker.log_files import BoundedLog
 from stoker.manager.executor.detached import JOINS, RUN
 from stoker.manager.executor.executor import StokerExecutor
@@ -145,13 +137,13 @@ _RUN_DIR_TRIES = 20
 def _load_parsl(config: Config) -> DataFlowKernel:
     """Load Parsl; retry if another program has just created the same numbered run folder."""
     os.makedirs(config.run_dir, exist_ok=True)
-    for tries_left in reversed(range(_RUN_DIR_TRIES)):
+    for _ in range(_RUN_DIR_TRIES):
         try:
             return parsl.load(config)
         except FileExistsError as error:
-            if not tries_left or not os.path.basename(str(error.filename)).isdigit():
+            if not os.path.basename(str(error.filename)).isdigit():
                 raise
-    raise AssertionError("unreachable: the loop returns or raises")
+    return parsl.load(config)
 
 
 def _after_fork() -> None:
@@ -291,13 +283,9 @@ class Session:
             self.stop()
 
     def __repr__(self) -> str:
-        site = self.executor.site.name
-        if self._over:
-            return f"<session {self.id} on site {site}: stopped>"
-        status = self.executor.ask_status(0.5)
-        if status is None:
-            return f"<session {self.id} on site {site}>"
-        return f"<session {self.id} on site {site}: {_line(status)}>"
+        status = None if self._over else self.executor.ask_status(0.5)
+        state = ": stopped" if self._over else "" if status is None else f": {_line(status)}"
+        return f"<session {self.id} on site {self.executor.site.name}{state}>"
 
     def _repr_html_(self) -> str:
         status = None if self._over else self.executor.ask_status(1.0)
@@ -314,12 +302,10 @@ class Session:
 
 @contextlib.contextmanager
 def _print_message_if_slow(text: str) -> Iterator[None]:
-    if sys.stderr is None or not sys.stderr.isatty():  # stderr is None if it was closed at the start
-        yield
-        return
     timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{text}\n"))
     timer.daemon = True
-    timer.start()
+    if sys.stderr is not None and sys.stderr.isatty():  # stderr is None if it was closed at the start
+        timer.start()
     try:
         yield
     finally:
@@ -352,7 +338,8 @@ def _start_logging_to_file(path: str) -> logging.Handler:
 
 
 _FINAL = (
-    CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError, StreamDiffersError,
+    errors.CallDroppedError, errors.CallCancelledError, errors.PoisonCallError, errors.NoDeviceError,
+    errors.SerializationError, errors.StreamDiffersError,
 )  # fmt: skip
 
 
@@ -361,9 +348,8 @@ def retry_cost(error: Exception, task: dict[str, Any]) -> float:
     deadline of the first try."""
     if isinstance(error, _FINAL):
         return math.inf
-    sent, specification = task["exec_fu"], task["resource_specification"]
-    if isinstance(sent, CallFuture) and sent.due_at is not None:
-        is_apps = isinstance(specification, AppWants)
-        again = specification.again(due_at=sent.due_at) if is_apps else TriedWants(specification, due_at=sent.due_at)
-        task["resource_specification"] = again
+    sent, given = task["exec_fu"], task["resource_specification"]
+    if isinstance(sent, CallFuture) and (due_at := sent.due_at) is not None:
+        is_apps = isinstance(given, AppWants)
+        task["resource_specification"] = given.again(due_at=due_at) if is_apps else TriedWants(given, due_at=due_at)
     return 1.0

@@ -20,10 +20,8 @@ WORKER = "worker"
 def make_vine_plan(
     site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = ""
 ) -> VinePlan:
-    """Return the TaskVine plan of a site. Names or attributes of worker jobs contain the `session`.
-
-    `kept`: True if the session outlives its programs. `python`: default interpreter of libraries. `search_path`: import
-    folders outside the environment."""
+    """Return the TaskVine plan of a site. Names or attributes of worker jobs contain the `session`. `kept`: True if the
+    session outlives its programs. `search_path`: import folders outside the environment."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)

@@ -3,15 +3,14 @@
 `stoker.manager.taskvine.planning` makes the plan from the site file. The session folder contains the plan.
 
 TaskVine's manager is a blocking C library: `wait` accepts only whole seconds, returns early only with a task, and holds
-the interpreter lock. While slots are free, new calls must not wait for a second. Three tasks therefore make `wait`
-return after one check for work:
+the interpreter lock. Three tasks make `wait` return after one check for work, so that new calls need not wait:
 
 - an *anchor* that may not start before the next century, so that a task is always waiting;
-- two *bells* that are cancelled after submission. `wait` finds the first bell, sends new calls before it returns the
-bell (`prefer-dispatch`), and does not sleep because of the second bell.
+- two *bells* that are cancelled after submission. `wait` sends new calls before it returns the first bell
+  (`prefer-dispatch`), and does not sleep because of the second one.
 
 TaskVine logs each of these steps, so its logs go to /dev/null. TaskVine does not retry a *forsaken* call (its library
-ended): Stoker's manager decides about retries.
+ended), because Stoker's manager decides about retries.
 """
 
 from __future__ import annotations
@@ -42,12 +41,8 @@ ALONE_S = 120
 
 
 class VinePlan(msgspec.Struct, frozen=True):
-    """TaskVine's settings.
-
-    `devices`: devices of a worker for its libraries, in the format of `[pilot] devices`. `cores`, `memory_mb`,
-    `disk_mb`: resources of a worker (0 = all). `requirements`: requirement expression for HTCondor. `worker_init`:
-    shell code that runs before a worker.
-    """
+    """TaskVine's settings. `devices`: in the format of `[pilot] devices`. `cores`, `memory_mb`, `disk_mb`: resources of
+    a worker (0 = all). `worker_init`: shell code that runs before a worker."""
 
     batch: str = "local"
     ports: tuple[int, int] = (21000, 21999)
@@ -71,22 +66,13 @@ class VinePlan(msgspec.Struct, frozen=True):
 
 
 def factory_command(
-    plan: VinePlan,
-    *,
-    factory: str,
-    worker: str,
-    port: int,
-    host: str = "",
-    folder: Path,
-    password: Path,
-    orders: Path,
-    init_script: Path | None = None,
-    workspace: Path | None = None,
-) -> list[str]:
+    plan: VinePlan, *, factory: str, worker: str, port: int, host: str = "", folder: Path, password: Path,
+    orders: Path, init_script: Path | None = None, workspace: Path | None = None,
+) -> list[str]:  # fmt: skip
     """Return the command line of `vine_factory`.
 
-    `host`: the manager's address for workers (empty: this machine); `orders`: a file with the number of wanted workers;
-    `init_script`: runs before each worker; `workspace`: the folder for workers on this machine.
+    `host`: the manager's address for workers (empty: this machine). `orders`: a file with the number of wanted workers.
+    `workspace`: the folder for workers on this machine.
     """
     options = {
         "batch-type": plan.batch,
@@ -165,7 +151,7 @@ _MIB = 2**20
 
 
 class FinishedTicket(msgspec.Struct, frozen=True):
-    """The outcome of an order that TaskVine has finished. `answer`: the library's answer if `result` is `success`."""
+    """A finished order. `answer`: the library's answer if `result` is `success`."""
 
     ticket: int
     result: str
@@ -187,7 +173,7 @@ class VineManager:
         self._plan = plan
         self._folder = folder
         self._tasks: dict[int, tuple[int, Any]] = {}
-        """Stoker's ticket and the task object of each open task, by TaskVine's task number."""
+        """Ticket and task object by TaskVine's task number."""
         self._files: dict[str, Any] = {}
         self._tickets = 0
         logs = folder / "logs" / "vine-logs"
@@ -297,20 +283,16 @@ class VineManager:
         return out
 
     def workers(self) -> list[VineWorker]:
-        found = []
-        for facts in self._manager.status("workers"):
-            cores = int(facts.get("cores_total", 0) or 0)
-            if cores > 0:
-                host = str(facts.get("hostname", "")).partition(".")[0]
-                found.append(
-                    VineWorker(
-                        name=f"{host} {facts.get('addrport', '')}".strip(),
-                        cores=cores,
-                        gpus=int(facts.get("gpus_total", 0) or 0),
-                        memory_bytes=int(facts.get("memory_total", 0) or 0) * _MIB,
-                    )
-                )
-        return found
+        return [
+            VineWorker(
+                name=f"{str(facts.get('hostname', '')).partition('.')[0]} {facts.get('addrport', '')}".strip(),
+                cores=int(facts["cores_total"]),
+                gpus=int(facts.get("gpus_total", 0) or 0),
+                memory_bytes=int(facts.get("memory_total", 0) or 0) * _MIB,
+            )
+            for facts in self._manager.status("workers")
+            if int(facts.get("cores_total", 0) or 0) > 0
+        ]
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # close in any state

@@ -30,13 +30,8 @@ from stoker.whole_files import write_whole
 INSTALL = "conda install -c conda-forge ndcctools"
 
 
-class Programs(msgspec.Struct, frozen=True):
-    worker: str
-    factory: str
-
-
-def find_programs() -> Programs:
-    """Find TaskVine's programs and Python packages without an import. Raises ConfigError."""
+def find_programs() -> tuple[str, str]:
+    """Return the paths of TaskVine's worker and factory. Check its packages without an import. Raises ConfigError."""
     needed = ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl")
     missing = next((f"Python has no module {module}" for module in needed if not _is_there(module)), "")
     spec = importlib.util.find_spec("ndcctools")
@@ -49,7 +44,7 @@ def find_programs() -> Programs:
             missing = f"there is no program {name} on PATH or next to its Python package"
     if missing:
         raise ConfigError(f'engine = "taskvine" needs TaskVine, which is not installed here ({missing}): {INSTALL}')
-    return Programs(worker=programs["vine_worker"], factory=programs["vine_factory"])
+    return programs["vine_worker"], programs["vine_factory"]
 
 
 def taskvine() -> Any:
@@ -80,7 +75,7 @@ class VineFactory:
     def __init__(
         self,
         plan: VinePlan,
-        programs: Programs,
+        programs: tuple[str, str],
         *,
         port: int,
         folder: Path,
@@ -94,35 +89,23 @@ class VineFactory:
         self._orders = folder.parent / "factory.json"
         self._wanted = 0
         self.want(plan.least_workers)
-        text, script = engine.init_script(plan), None
-        if text:
+        script = None
+        if text := engine.init_script(plan):
             script = folder.parent / "worker-init.sh"
             script.write_text(text)
             script.chmod(0o700)
         self._workspace = _workspace(plan)
+        worker, factory = programs
         command = engine.factory_command(
-            plan,
-            factory=programs.factory,
-            worker=programs.worker,
-            port=port,
-            host=host,
-            folder=folder,
-            password=password,
-            orders=self._orders,
-            init_script=script,
-            workspace=self._workspace,
-        )
+            plan, factory=factory, worker=worker, port=port, host=host, folder=folder, password=password,
+            orders=self._orders, init_script=script, workspace=self._workspace,
+        )  # fmt: skip
         log.info("%s", " ".join(command))
         with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                cwd=folder,
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=folder,
                 env={**os.environ, POOL: session},
-            )
+            )  # fmt: skip
 
     def want(self, workers: int) -> None:
         if workers != self._wanted:
@@ -138,11 +121,7 @@ class VineFactory:
         return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it printed nothing'} ({self.log_file})"
 
     def close(self) -> None:
-        """End the factory, which removes its workers.
-
-        On this machine, kill the remaining processes after a grace period. A factory that waits for its batch system
-        continues.
-        """
+        """End the factory, which removes its workers. A factory that still waits for its batch system continues."""
         self._process.terminate()
         grace_s = _LOCAL_GRACE_S if self._workspace is not None else _BATCH_GRACE_S
         try:

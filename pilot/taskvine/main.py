@@ -1,9 +1,7 @@
 """`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that runs a TaskVine pool.
 
-The session folder contains the pilot's plan for TaskVine (`VinePlan`).
-
-The pilot sends its hello after the first worker has joined, because only then does the pilot know the workers'
-resources. The hello lists all slots of the plan; slots without a worker are reported as faulty.
+The pilot sends its hello after the first worker has joined, because only then are the resources of workers known. The
+hello lists all slots of the plan; slots without a worker are reported as faulty.
 """
 
 from __future__ import annotations
@@ -168,11 +166,8 @@ class PoolLoop:
         self._usable = usable
 
     def _scale(self, now: float) -> None:
-        """Double the number of wanted workers while every slot is occupied.
-
-        TaskVine's factory cannot count waiting calls, because Stoker's manager sends only as many calls as there are
-        slots.
-        """
+        """Double the number of wanted workers while every slot is occupied. (TaskVine's factory cannot count waiting
+        calls, because Stoker's manager sends only as many calls as there are slots.)"""
         if self._engine.open:
             self._busy_at = now
         if self._is_full():
@@ -245,23 +240,12 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
             file.write(secrets.token_hex(32))
     engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
-    setup = messages.Setup(
-        pilot=pilot,
-        logs=str(logs),
-        objects=str(session.objects),
-        running=str(running),
-        search_path=working_folder_if_exists(),
-    )
+    objects, path = str(session.objects), working_folder_if_exists()
+    setup = messages.Setup(pilot=pilot, logs=str(logs), objects=objects, running=str(running), search_path=path)
     factory = VineFactory(
-        orders,
-        programs,
-        port=engine.port,
-        host=host,
-        folder=own / "factory",
-        password=password,
-        log_file=logs / "factory.log",
-        session=str(session.path),
-    )
+        orders, programs, port=engine.port, host=host, folder=own / "factory", password=password,
+        log_file=logs / "factory.log", session=str(session.path),
+    )  # fmt: skip
     link = ManagerLink(session, pilot=pilot, block=block)
     facts = PilotFacts(
         pilot=pilot,
@@ -273,7 +257,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         cache_bound_bytes=ANY_BYTES,
         logs=str(logs),
         folder=str(logs),
-        objects=str(session.objects),
+        objects=objects,
     )
     pool = VinePool(engine, link, facts=facts, setup=setup)
     try:

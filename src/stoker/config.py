@@ -103,13 +103,9 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 # ---- settings without effect
 
 
-SiteSetting = tuple[str, str]
-"""The name of a table and the name of a setting in this table."""
-
-
-def settings_without_effect(site: Site) -> dict[SiteSetting, str]:
-    """Return the settings that have no effect on `site`, each with the reason and advice."""
-    found: dict[SiteSetting, str] = {}
+def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
+    """Return why settings have no effect on `site`, with advice, by table and setting."""
+    found: dict[tuple[str, str], str] = {}
     local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
     if local:
         found["provider", "walltime"] = "a pilot on this machine runs until its session ends; leave it out"
@@ -192,17 +188,17 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         return site
     if not isinstance(site, str | os.PathLike):
         raise ConfigError(f"{site!r} is not a site; give the path of a site file, or nothing for this machine")
-    path = site_file(site)
     if not os.fspath(site):
         raise ConfigError(
             "site: '' is not the path of a site file; leave site out to use this machine, or write a path"
         )
+    path = site_file(site)
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file{_suggest_site_file(path)}", file=str(path)) from None
+        raise ConfigError.in_file(path, f"no such file{_suggest_site_file(path)}") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
+        raise ConfigError.in_file(path, f"cannot be read: {error}") from None
     return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
 
 
@@ -249,8 +245,7 @@ def parse_site(text: str, *, file: str) -> Site:
     for (table, setting), why in settings_without_effect(site).items():
         if setting in data.get(table, {}):
             line = line_of((table, setting), text)
-            problem = f"line {line}: [{table}] {setting} has no effect: {why}"
-            raise ConfigError(f"{file}: {problem}", file=file, line=line, key=setting)
+            raise ConfigError.in_file(file, f"[{table}] {setting} has no effect: {why}", line=line, key=setting)
     return site
 
 
@@ -258,11 +253,9 @@ def _convert_number_settings(data: dict[str, Any]) -> None:
     """Convert the number settings in `data` to the expected types, in place, such as `nodes = "2"`, `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
-        if not isinstance(settings, dict):
-            continue
         fields = msgspec.structs.fields(shape)
         numbers = {field.encode_name for field in fields if (get_args(field.type) or (field.type,))[0] is int}
-        for setting, value in settings.items():
+        for setting, value in settings.items() if isinstance(settings, dict) else ():
             if setting in numbers and isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
                 settings[setting] = int(value)
             if setting == "gpus" and type(value) is int:
@@ -274,10 +267,8 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
     """Make the paths of policies absolute, because the session runs in another folder."""
-    policy = site.policy
-    names = {
-        each: make_policy_path_absolute(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")
-    }
+    policy, settings = site.policy, ("name", "dispatch", "residency")
+    names = {each: make_policy_path_absolute(getattr(policy, each), folder) for each in settings}
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
 
 
@@ -320,8 +311,8 @@ def _suggest_site_file(path: Path) -> str:
     close = difflib.get_close_matches(path.name.removesuffix(".toml"), [*here, *shipped], n=1, cutoff=0.6)
     if close:
         return f"; did you mean {folder / close[0]}.toml?" if close[0] in here else f"; did you mean {close[0]}?"
-    files = [f"{folder} has {', '.join(f'{stem}.toml' for stem in here[:_SHOWN_FILES])}"] if here else []
-    return "".join(f"; {text}" for text in [*files, *([f"shipped sites are {', '.join(shipped)}"] if shipped else [])])
+    hint = f"; {folder} has {', '.join(f'{stem}.toml' for stem in here[:_SHOWN_FILES])}" if here else ""
+    return hint + (f"; shipped sites are {', '.join(shipped)}" if shipped else "")
 
 
 _SHOWN_FILES = 12
@@ -335,7 +326,7 @@ PYTHON_PATH = "python-path"
 
 
 def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:
-    """Load a site and, recursively, the sites in its `sites` setting. Raises ConfigError, also for duplicate names."""
+    """Load a site and, recursively, the sites in its `sites` setting."""
     found: dict[str, Site] = {}
     seen: set[Path] = set()
     todo: list[str | os.PathLike[str] | Site | None] = [site]
@@ -352,21 +343,19 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
         if loaded.name in found:
             raise ConfigError(f"two sites of the session are called {loaded.name}; rename one of them", key="name")
         found[loaded.name] = loaded
-        others = [base / Path(other).expanduser() for other in loaded.sites]
-        _refuse_duplicate_sites(loaded, others, file=file)
-        todo += others
+        named: set[Path] = set()
+        for written in loaded.sites:
+            other = base / Path(written).expanduser()
+            path = site_file(other).resolve()
+            if path == file:
+                what = f"{file}: sites names {written!r}, which is this file itself; remove it"
+                raise ConfigError(what, key="sites")
+            if path in named:
+                what = f"{file or loaded.name}: sites names {written!r} twice; remove one of them"
+                raise ConfigError(what, key="sites")
+            named.add(path)
+            todo.append(other)
     return tuple(found.values())
-
-
-def _refuse_duplicate_sites(site: Site, others: Iterable[Path], *, file: Path | None) -> None:
-    named: set[Path] = set()
-    for written, other in zip(site.sites, others, strict=True):
-        path = site_file(other).resolve()
-        if path == file:
-            raise ConfigError(f"{file}: sites names {written!r}, which is this file itself; remove it", key="sites")
-        if path in named:
-            raise ConfigError(f"{file or site.name}: sites names {written!r} twice; remove one of them", key="sites")
-        named.add(path)
 
 
 def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
@@ -392,14 +381,11 @@ def format_site_toml(site: Site) -> str:
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)
         if isinstance(value, msgspec.Struct):
-            inner = msgspec.structs.fields(value)
-            given = (
-                (entry, getattr(value, entry.name))
-                for entry in inner
-                if (field.encode_name, entry.encode_name) not in vain
-            )
-            settings = [_format_toml_setting(entry, said) for entry, said in given if said is not None]  # skip None
-            tables += ["", f"[{field.encode_name}]", *settings]
+            tables += ["", f"[{field.encode_name}]"]
+            for entry in msgspec.structs.fields(value):
+                said = getattr(value, entry.name)
+                if said is not None and (field.encode_name, entry.encode_name) not in vain:
+                    tables.append(_format_toml_setting(entry, said))
         elif field.name != "sites":
             lines.append(_format_toml_setting(field, value))
     return "\n".join([*lines, *tables, ""])

@@ -1,7 +1,6 @@
 """The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE encryption.
 
-ZeroMQ reconnects, and queues frames without limit. `stoker.protocol.wire` resends lost frames. The socket's monitor
-reports connects and disconnects in order.
+ZeroMQ reconnects, and queues frames without limit. `stoker.protocol.wire` resends lost frames.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""Size in bytes. Smaller frames are copied, because sharing their memory with ZeroMQ takes longer."""
-
-_HEARTBEAT_MS = 5_000
-_SILENT_MS = 15_000
-"""Milliseconds without any heartbeat after which a peer counts as lost."""
+"""Smaller frames are copied, because sharing their memory with ZeroMQ takes longer."""
+_HEARTBEAT_MS, _SILENT_MS = 5_000, 15_000
 
 
 class ConnectionChange(enum.Enum):
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """The connection is established. The first frame must be a hello message."""
+    """The first frame must be a hello message."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """The connection broke or failed. ZeroMQ retries."""
+    """ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
     """The peer refuses our CURVE key."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -39,7 +35,7 @@ class ConnectionChange(enum.Enum):
 
 
 _EVENT = struct.Struct("=Hi")
-"""Format of the first frame of a monitor's message (see zmq_socket_monitor(3)): event number and value."""
+"""First frame of a monitor's message (zmq_socket_monitor(3)): event number and value."""
 _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
@@ -61,11 +57,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that reports `events` of another socket, with an unlimited queue.
-
-    pyzmq's own monitor queues at most 2,000 events. If its queue is full, libzmq's thread holds a lock until an event
-    is read, and `disable_monitor` waits for this lock forever.
-    """
+    """Return a socket that reports `events` of another socket, with an unlimited queue. (With pyzmq's limit of 2,000
+    events, libzmq's thread holds a lock until an event is read, and `disable_monitor` waits for it forever.)"""
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -82,10 +75,7 @@ def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
 
 
 class Dealer:
-    """A connection that reconnects, with heartbeats and unlimited queues. Not thread-safe.
-
-    `reconnect_ms`: shortest and longest pause between attempts.
-    """
+    """A connection that reconnects. Not thread-safe. `reconnect_ms`: shortest and longest pause between attempts."""
 
     def __init__(
         self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
@@ -97,9 +87,7 @@ class Dealer:
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ has stopped trying to connect, for example after another process at the manager's address
-        refused the connection.
-        """
+        """True if ZeroMQ has stopped trying to connect, because a process at the address refused the handshake."""
         self.refused = False
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -111,10 +99,7 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """Return the file descriptors that signal new frames and new `changes`.
-
-        The descriptors are edge-triggered: check `readable` first.
-        """
+        """Return the edge-triggered file descriptors of new frames and new `changes`. Check `readable` first."""
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:

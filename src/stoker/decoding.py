@@ -35,11 +35,8 @@ _FORMATS = {
     b"SQLite format 3\x00": "is an SQLite database; export it as text",
 }
 _ADVICE = {
-    "gzip": "unpack it (gunzip)",
-    "xz": "unpack it (unxz)",
-    "parquet": "text is needed",
-    "arrow": "text is needed",
-}
+    "gzip": "unpack it (gunzip)", "xz": "unpack it (unxz)", "parquet": "text is needed", "arrow": "text is needed",
+}  # fmt: skip
 _RENAMED = {"gzip": ".gz", "xz": ".xz", "parquet": ".parquet", "arrow": ".arrow"}
 
 
@@ -103,8 +100,8 @@ def read_text(path: Path) -> str:
     """
     data = path.read_bytes()
     if what := describe_non_text_format(data[:HEAD_BYTES]):
-        raise ConfigError(f"{path}: {what}", file=str(path))
+        raise ConfigError.in_file(path, what)
     if where := describe_invalid_utf8(data):
-        line = int(where.partition(":")[0].removeprefix("line "))
-        raise ConfigError(f"{path}: {where}", file=str(path), line=line)
+        line, _, what = where.removeprefix("line ").partition(": ")
+        raise ConfigError.in_file(path, what, line=int(line))
     return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

@@ -26,7 +26,8 @@ raised unchanged, with the remote traceback as its cause.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Self
 
 
 class StokerError(Exception):
@@ -40,6 +41,20 @@ class StokerError(Exception):
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
         self.facts = facts
+
+    @classmethod
+    def in_file(cls, file: str | os.PathLike[str], problem: str, *, line: int = 0, **facts: Any) -> Self:
+        """Return an error about a file: `site.toml: line 3: …`.
+
+        Args:
+            file: The file; also a fact.
+            problem: What is wrong, and advice.
+            line: Line of the problem, from 1; also a fact. 0 if unknown.
+            **facts: Further values for programs.
+        """
+        if line:
+            facts["line"], problem = line, f"line {line}: {problem}"
+        return cls(f"{os.fspath(file)}: {problem}", file=os.fspath(file), **facts)
 
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("facts", {})
@@ -120,14 +135,11 @@ class StreamDiffersError(CallError):
 
 
 class GangBroken(CallError):
-    """Ranks of a gang were lost or did not join. Stoker restarts the call from the checkpoint of rank 0.
-
-    The client receives this error only after several restarts.
-    """
+    """Ranks of a gang were lost or did not join, also after several restarts from the checkpoint of rank 0."""
 
 
 class InfrastructureError(CallError):
-    """Devices, disks or networks made the call fail on several pilots. The cause is the last exception of the function.
+    """Devices, disks or networks made the call fail on several pilots. The cause is the function's last exception.
 
     Facts: `device`, if devices failed.
     """

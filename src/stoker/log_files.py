@@ -1,8 +1,7 @@
 """Log files of bounded size. Standard library only, for the pilot's starter.
 
 A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` frees the
-disk space of a log's middle. The middle then reads as zeros, so byte offsets stay valid. `SeldomLog` limits log lines
-that unauthenticated peers can cause.
+disk space of a log's middle, which then reads as zeros, so byte offsets stay valid.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import ctypes
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -20,7 +18,7 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""Size in bytes at which a log file is renamed. A log and its renamed file together use at most twice this size."""
+"""Size in bytes at which a log file is renamed."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
 """Number of lines between two checks of the log's size."""
@@ -66,7 +64,7 @@ class BoundedLog(WatchedFileHandler):
             self._redirect_output(before)
 
     def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr to this log if they write to `before` or to a renamed or deleted log file."""
+        """Redirect stdout and stderr to this log if they write to `before` or to a former log file."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -112,10 +110,8 @@ def keep_log(path: Path) -> None:
 
 
 def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Free the middle of a file that uses more than `most_bytes` of disk. The file keeps its length.
-
-    Return False if nothing was freed. Raises OSError, also if the file system cannot free parts of a file.
-    """
+    """Free the middle of a file that uses more than `most_bytes` of disk. Return False if nothing was freed. Raises
+    OSError, also if the file system cannot free parts of a file."""
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False
@@ -142,10 +138,7 @@ _SUBJECTS = 256
 
 
 class SeldomLog:
-    """A log that limits warnings: one per subject and `most` in total within `every_s` seconds. Thread-safe.
-
-    Each line states the number of omitted lines.
-    """
+    """A log that limits warnings: one per subject and `most` in total within `every_s` seconds. Thread-safe."""
 
     def __init__(
         self, log: logging.Logger, *, every_s: float = 10.0, most: int = 20, clock: Callable[[], float] = time.monotonic
@@ -154,8 +147,8 @@ class SeldomLog:
         self._every_s = every_s
         self._most = most
         self._clock = clock
-        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """Per subject: time of the last line, and number of omitted lines since then."""
+        self._seen: dict[str, tuple[float, int]] = {}
+        """Time of the last line, and number of omitted lines since then, by subject."""
         self._window_began = -every_s
         self._written = 0
 
@@ -164,18 +157,12 @@ class SeldomLog:
         if now - self._window_began >= self._every_s:
             self._window_began, self._written = now, 0
         last, left_out = self._seen.get(subject, (-self._every_s, 0))
-        if now - last < self._every_s or self._written >= self._most:
-            self._seen[subject] = (last, left_out + 1)
-            self._forget_old()
-            return False
-        self._written += 1
-        self._seen[subject] = (now, 0)
-        self._seen.move_to_end(subject)
-        self._forget_old()
-        more = f" (and {left_out} more such lines)" if left_out else ""
-        self._log.warning("%s%s", text, more)
-        return True
-
-    def _forget_old(self) -> None:
-        while len(self._seen) > _SUBJECTS:
-            self._seen.popitem(last=False)
+        says = now - last >= self._every_s and self._written < self._most
+        if says:
+            self._written += 1
+            self._seen.pop(subject, None)  # the newest subjects are last
+            self._log.warning("%s%s", text, f" (and {left_out} more such lines)" if left_out else "")
+        self._seen[subject] = (now, 0) if says else (last, left_out + 1)
+        if len(self._seen) > _SUBJECTS:
+            del self._seen[next(iter(self._seen))]
+        return says

@@ -6,6 +6,7 @@ traceback of an unexpected exception in Stoker stays complete. `error.__tracebac
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
@@ -50,13 +51,12 @@ def _show_notebook_traceback(
 
 def user_traceback_lines(error: BaseException) -> list[str]:
     """Return the lines of a traceback from its first frame outside Stoker."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    begins = [
-        at for at, (frame, _) in enumerate(frames) if not frame.f_globals.get("__name__", "").startswith(_PACKAGE)
-    ]
-    if not begins:
+    frames = itertools.dropwhile(
+        lambda each: each[0].f_globals.get("__name__", "").startswith(_PACKAGE), traceback.walk_tb(error.__traceback__)
+    )
+    own = traceback.StackSummary.extract(frames)
+    if not own:
         return []
-    own = traceback.StackSummary.extract(iter(frames[begins[0] :]))
     return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip().splitlines()
 
 
