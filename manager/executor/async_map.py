@@ -42,13 +42,7 @@ def amap(
     Args:
         function: See `stoker.map`.
         items: See `stoker.map`; may also be an async iterable.
-        batch_size: See `stoker.map`.
-        ordered: See `stoker.map`.
-        progress: See `stoker.map`.
-        window: See `stoker.map`.
-        return_exceptions: See `stoker.map`.
-        keep: See `stoker.map`.
-        reuse: See `stoker.map`.
+        batch_size, ordered, progress, window, return_exceptions, keep, reuse: See `stoker.map`.
 
     Returns:
         An async iterator of results.
@@ -57,28 +51,19 @@ def amap(
         SessionError: No site is loaded.
         ConfigError: An option or its value is not allowed.
     """
-    given: Iterable[Any]
+    awaited = None
     if isinstance(items, AsyncIterable):
         try:
-            given = _AwaitedItems(items, asyncio.get_running_loop())
+            items = awaited = _AwaitedItems(items, asyncio.get_running_loop())
         except RuntimeError:
             raise ConfigError(
                 "stoker.amap: asynchronous items need a running event loop; call stoker.amap in a coroutine"
             ) from None
-    else:
-        given = items
     results = map(
-        function,
-        given,
-        batch_size=batch_size,
-        ordered=ordered,
-        progress=progress,
-        window=window,
-        return_exceptions=return_exceptions,
-        keep=keep,
-        reuse=reuse,
-    )
-    return AsyncResults(results, interrupt=given.close if isinstance(given, _AwaitedItems) else lambda: None)
+        function, items, batch_size=batch_size, ordered=ordered, progress=progress, window=window,
+        return_exceptions=return_exceptions, keep=keep, reuse=reuse,
+    )  # fmt: skip
+    return AsyncResults(results, interrupt=awaited.close if awaited is not None else lambda: None)
 
 
 class AsyncResults(AsyncIterator[Any]):

@@ -9,6 +9,7 @@ import platform
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -71,14 +72,13 @@ def fail_calls_if_all_blocks_failed(executor: BlockOwner, status: dict[str, JobS
 
 
 def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionError:
-    said: dict[tuple[str, ...], list[str]] = {}
+    said: dict[str, list[str]] = {}
     for block, job in status.items():
         text = (job.stderr_summary or "").strip() or job.message or ""
-        how = (f"exit code {job.exit_code}",) if job.exit_code is not None else ()
-        said.setdefault((*how, *text.splitlines()[-_LAST_LINES:]), []).append(block)
+        how = [f"exit code {job.exit_code}"] if job.exit_code is not None else []
+        said.setdefault("\n    ".join([*how, *text.splitlines()[-_LAST_LINES:]]), []).append(block)
     lines = [f"no pilot could be started on site {site}"]
-    for (what, *more), names in ((text or ("it printed nothing",), names) for text, names in said.items()):
-        lines += [f"  block {', '.join(names)}: {what}", *(f"    {line}" for line in more)]
+    lines += [f"  block {', '.join(names)}: {text or 'it printed nothing'}" for text, names in said.items()]
     lines.append("  fix the site file, or install the missing files on the node of the job, and load again")
     if log:
         lines.append(f"  the scripts and their output: {log}")
@@ -88,14 +88,11 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
 def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
     """Return up to `wanted` blocks to drain: first the blocks with the fewest running calls, then the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
-    answer = executor.ask_status()
-    running = dict.fromkeys(active, 0)
+    answer, running = executor.ask_status(), Counter[str]()
     if answer is not None:
         block_of = {pilot.pilot: pilot.block for pilot in answer.pilots}
         for library in answer.libraries:
-            block = block_of.get(library.pilot)
-            if block in running:
-                running[block] += library.running
+            running[block_of.get(library.pilot, "")] += library.running
     elif idle_only:
         return []
     order = sorted(active, key=lambda block: (running[block], -int(block)))
@@ -176,17 +173,15 @@ def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> Non
 
 
 class BlockUpkeep:
-    """Report blocks to the manager. Cancel the jobs of drained blocks, and of blocks whose pilots were lost `lease_s`
-    seconds ago."""
+    """Reports blocks to the manager, and cancels the jobs of drained blocks and of blocks without pilots for `lease_s`
+    seconds."""
 
     def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
         self._owner = owner
         self._lease_s = lease_s
         self._cancel_at: dict[str, float] = {}
-        """Time on the monotonic clock at which the job of a draining block is cancelled."""
         self._silent_since: dict[str, float] = {}
-        """Time at which a block with a running job was first seen without pilots: its nodes are frozen or
-        unreachable."""
+        """Time at which a block with a running job was first seen without pilots."""
         self._told: dict[str, str] = {}
         self._without_key: set[str] = set()
 
@@ -199,9 +194,9 @@ class BlockUpkeep:
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
         now, known = time.monotonic(), self._silent_since
         self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
+        gone = show_seconds(self._lease_s)
         for block, since in self._silent_since.items():
             if now - since >= self._lease_s and self._cancel(block):
-                gone = show_seconds(self._lease_s)
                 logger.warning("block %s: its pilots left %s ago, but the job still runs and is cancelled", block, gone)
 
     def cancel_drained(self) -> None:
@@ -243,27 +238,23 @@ class NodeMessages:
             return
         now = {pilot.pilot: pilot for pilot in pilots}
         for there, other, is_active in ((now, self._here, True), (self._here, now, False)):
-            for name, pilot in there.items():
-                if name not in other:
-                    radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=is_active)))
+            for pilot in (there[name] for name in there.keys() - other.keys()):
+                at = datetime.datetime.now()
+                facts = {
+                    "run_id": run_id,
+                    "hostname": pilot.host,
+                    "uid": pilot.pilot,
+                    "block_id": pilot.block,
+                    "cpu_count": sum(device.cores for device in pilot.devices),
+                    "total_memory": sum(device.memory_bytes for device in pilot.devices),
+                    "active": is_active,
+                    "worker_count": len(pilot.devices),
+                    "python_v": platform.python_version(),
+                    "timestamp": at,
+                    "last_heartbeat": at,
+                }
+                radio.send((MessageType.NODE_INFO, facts))
         self._here = now  # set after all sends, so that a failed message is sent again
-
-
-def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
-    at = datetime.datetime.now()
-    return {
-        "run_id": run_id,
-        "hostname": pilot.host,
-        "uid": pilot.pilot,
-        "block_id": pilot.block,
-        "cpu_count": sum(device.cores for device in pilot.devices),
-        "total_memory": sum(device.memory_bytes for device in pilot.devices),
-        "active": is_active,
-        "worker_count": len(pilot.devices),
-        "python_v": platform.python_version(),
-        "timestamp": at,
-        "last_heartbeat": at,
-    }
 
 
 # ---- processes of this machine

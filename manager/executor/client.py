@@ -1,11 +1,11 @@
 """The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from the socket.
 
-Threads may share a ZeroMQ socket if a memory fence separates their uses: a thread holds `_lock` to send or read frames.
-The I/O thread polls the socket's edge-triggered descriptor. A send by another thread may consume the edge of a received
-frame. Therefore a thread that has sent frames checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
+A thread holds `_lock` to send or read frames. The I/O thread polls the socket's edge-triggered descriptor. A send by
+another thread may consume the edge of a received frame, so a thread that has sent frames checks ZMQ_EVENTS, and wakes
+the I/O thread if frames have arrived.
 
-The client numbers frames and keeps each frame until the manager has journalled it. After a reconnection the client
-sends unacknowledged frames again.
+The client numbers frames and keeps each frame until the manager has journalled it. After a reconnection it sends
+unacknowledged frames again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -43,7 +44,7 @@ from stoker.protocol.status import JOURNAL
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
-"""Number of calls in flight below which the thread that submits a call also sends it."""
+"""With fewer calls in flight, the thread that submits a call also sends it."""
 MANY, GATHER_S = 128, 0.001
 """With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds, so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
@@ -51,7 +52,7 @@ SETTLE_LIMIT_S = 2.0
 
 
 class Link:
-    """A client's connection to its manager. Any thread may call every method. Only methods with a time limit block. An
+    """A client's connection to its manager. Any thread may call every method; only methods with a time limit block. An
     `observer` submits no calls and does not keep the session alive."""
 
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
@@ -64,8 +65,7 @@ class Link:
         self.settling = WorkerThreads("results")
         self.over: Exception | None = None
         self.journal_trouble = ""
-        """Why the manager cannot write its journal; empty if it can. Until the journal works, calls and results
-        wait."""
+        """Why the manager cannot write its journal, so that calls and results wait; else empty."""
         self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
@@ -121,8 +121,7 @@ class Link:
         features: Features | None = None,
         inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call. `waiter` receives the call's result, and `inbox` receives the call's pieces. Raises SessionError
-        if the session has ended."""
+        """Send a call; `inbox` receives its pieces. Raises SessionError if the session has ended."""
         if self.over is not None:
             raise self.over
         number = CallId(self._first_id | next(self._sequence))
@@ -170,10 +169,10 @@ class Link:
         self._out.queue.append(message)
 
     def ask_status(self) -> Future[to_client.Status]:
-        return self._ask(to_manager.AskStatus(), answer=to_client.Status)
+        return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
-        return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
+        return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def fail_all(self, error: Exception) -> None:
         self.over = self.over or error
@@ -203,10 +202,8 @@ class Link:
 
     def wake(self) -> None:
         self._woken = True
-        try:
+        with suppress(OSError, ValueError):  # the descriptor is closed and the I/O thread has ended
             os.eventfd_write(self._wake_fd, 1)
-        except (OSError, ValueError):  # the descriptor is closed and the I/O thread has ended
-            pass
 
     def forked(self) -> None:
         self.over = membership.forked_process_error(self.session.session)
@@ -219,13 +216,13 @@ class Link:
         if self.over is not None:
             self.fail_all(self.over)
 
-    def _ask(self, question: Any, *, answer: type[Any]) -> Future[Any]:
+    def _ask(self, question: Any, answer: type[Any]) -> Future[Any]:
         future: Future[Any] = Future()
         if self.over is not None:
             future.set_exception(self.over)
             return future
         with self._lock:
-            self._questions.ask(question, future, answer=answer)
+            self._questions.ask(question, answer, future)
         self._send_queued_messages()
         self._fail_calls_if_session_over()
         return future
@@ -257,12 +254,9 @@ class Link:
             sent = True
         if self._may_lack_pieces:  # request the lost pieces after the resubmitted calls were sent
             self._may_lack_pieces = False
-            asked = [
-                call.inbox.request_lost_pieces()
-                for call in tuple(self.waiting.calls.values())
-                if call.inbox is not None
-            ]
-            self._taken.extend(each for each in asked if each is not None)
+            for call in tuple(self.waiting.calls.values()):
+                if call.inbox is not None and (asked := call.inbox.request_lost_pieces()) is not None:
+                    self._taken.append(asked)
         if self._taken:
             latest: dict[tuple[CallId, bool], to_manager.PiecesTaken] = {}
             while self._taken:
@@ -270,7 +264,7 @@ class Link:
                 latest[taken.call, taken.again] = taken
             self._socket.send(wire.encode(list(latest.values())))
             sent = True
-        if self._questions.has_unsent:
+        if self._questions.unsent:
             self._socket.send(wire.encode(self._questions.take_unsent()))
             sent = True
         return sent
@@ -298,10 +292,8 @@ class Link:
 
     def _turn(self, ready: set[int]) -> None:
         if self._wake_fd in ready:
-            try:
+            with suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
-            except BlockingIOError:
-                pass
         if len(self.waiting.calls) >= MANY:
             time.sleep(GATHER_S)
         self._woken = False  # reset after the eventfd read, so that no wake-up is lost
@@ -326,13 +318,9 @@ class Link:
             if change is ConnectionChange.MADE:
                 number = self._first_id >> CLIENT_SHIFT if self.membership.was_joined and not self._observer else -1
                 hello = to_manager.ClientHello(
-                    wire.VERSION,
-                    self.session.session,
-                    self._out.received,
-                    self._observer,
-                    acknowledged=self._out.acknowledged,
-                    number=number,
-                )
+                    wire.VERSION, self.session.session, self._out.received, self._observer,
+                    acknowledged=self._out.acknowledged, number=number,
+                )  # fmt: skip
                 with self._lock:
                     self._socket.send(wire.encode([hello]))
             elif change is ConnectionChange.CUT_OFF:  # ZeroMQ reconnects
@@ -377,7 +365,7 @@ class Link:
             case to_client.ProgressReports():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                # Convert the forecasts to this machine's clock. The travel time of the message is ignored.
+                # Convert the forecasts to this machine's clock.
                 ahead_s = time.time() - message.said_at if message.said_at else 0.0
                 replace = msgspec.structs.replace
                 self.waiting.report([replace(each, ends_at=each.ends_at + ahead_s) for each in message.forecasts])
@@ -386,9 +374,10 @@ class Link:
             case to_client.Rejected():
                 logger.warning("the manager did not accept a message: %s", message.reason)
                 self.waiting.reject(message.calls, message.reason)
-            case to_client.Status() | to_client.Story():
-                if isinstance(message, to_client.Status):
-                    self.journal_trouble = message.trouble.get(JOURNAL, "")
+            case to_client.Status():
+                self.journal_trouble = message.trouble.get(JOURNAL, "")
+                self._questions.answer(message)
+            case to_client.Story():
                 self._questions.answer(message)
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))
@@ -429,11 +418,4 @@ class Link:
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for link in list(_links):
-        link.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lambda: [link.forked() for link in list(_links)])

@@ -22,13 +22,9 @@ from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.locks import is_locked
-from stoker.manager.executor.processes import (
-    error_with_log_tail,
-    register,
-    spawn_manager,
-)
-from stoker.manager.live import interfaces, lease, presence
-from stoker.manager.live.lease import TAKEN_OVER
+from stoker.manager.executor.processes import error_with_log_tail, register, spawn_manager
+from stoker.manager.live import interfaces, lease
+from stoker.manager.live.presence import is_up as is_up
 from stoker.protocol.session import SessionFolder, find_session, is_begun, modification_time
 from stoker.site import Engine, Site
 
@@ -80,10 +76,6 @@ def engine_of(folder: SessionFolder) -> Engine:
 
 def is_detached(folder: SessionFolder) -> bool:
     return folder.launch.exists()
-
-
-def is_up(folder: SessionFolder) -> bool:
-    return presence.is_up(folder)
 
 
 def unreachable(folder: SessionFolder) -> str:
@@ -142,8 +134,8 @@ def _remove_session_links(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """Find a session by id or folder; restart its manager if the manager has exited. Return the session's folder, and
-    a Site with the session's name. Raises SessionError."""
+    """Find a session by id or folder; restart its manager if the manager has exited. Return its folder, and a Site with
+    its name."""
     wait_for_starting_sessions(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -154,7 +146,7 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
     """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start
-    together, one exits. Raises SessionError.
+    together, one exits.
 
     `waiting` is called with a message if the earlier manager may still run. `to_end`: the manager only ends the
     session, and may use any port.
@@ -189,7 +181,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     return other
                 if other is None or not lease.is_alive(other):
                     tries_left -= 1
-                    if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
+                    if (process.returncode >= 0 and process.returncode != lease.TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
                     process = _spawn(folder, launch)  # this manager or a concurrent manager was killed

@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 SLOW_S = 5.0
 AWAY_S = 30.0
-"""Seconds after which an absent manager is reported. If the session folder has also disappeared, the session has
-ended."""
+"""Seconds after which an absent manager is reported, or the session has ended if its folder has disappeared too."""
 
 
 class Membership:
@@ -35,7 +34,7 @@ class Membership:
         self.was_joined = False
         self.session = folder.read()
         self.why_over = ""
-        """Why the session has ended, read from the session folder; empty while the session runs."""
+        """Why the session has ended; empty while it runs."""
         self._folder = folder
         self._check_at = 0.0
         self._report_at = math.inf
@@ -66,8 +65,8 @@ class Membership:
         raise self._not_joined_error(f"{why}; this program waited for {timeout_s:.0f} s")
 
     def read_session_file_if_due(self, now: float) -> SessionFile | None:
-        """If a check is due, read the session file, report a long absence of the manager, and set `why_over` if the
-        session has ended. Raises SessionError if the session folder has disappeared."""
+        """If a check is due, read the session file, report a long absence of the manager, and set `why_over`. Raises
+        SessionError if the session folder has disappeared."""
         if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S

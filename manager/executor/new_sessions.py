@@ -23,7 +23,7 @@ from stoker.site import Site
 
 
 def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
-    """Return the sites in these files, and the sites that the files refer to. Raises ConfigError."""
+    """Return the sites in these files, and the sites that the files refer to."""
     found: dict[str, Site] = {}
     for file in files or (None,):
         for site in load_sites(file):
@@ -38,8 +38,7 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
 
 
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
-    """Create a session folder with keys and site files at `place`; by default in the state folder. Raises SessionError,
-    ConfigError."""
+    """Create a session folder with keys and site files at `place`; by default in the state folder."""
     engines.require_taskvine_programs(sites)
     name = new_session_id()
     folder = SessionFolder(place or default_place(name))
