@@ -96,18 +96,17 @@ def app(
         batch_size: Default number of items that `stoker.map` puts into one call.
         timeout: Maximum run time of a call (`"10 min"`).
         priority: Calls with a higher number run first.
-        deadline: Time from submission until a call should end. Among calls of equal priority, the earliest deadline
-            runs first. Calls without a deadline run last.
+        deadline: Time from submission until a call should end. Within a priority, the earliest deadline runs first,
+            and calls without a deadline run last.
         late: What to do with a call that cannot meet its deadline: `"run"` it with a warning, after the calls that
             can, or `"drop"` it.
-        latency: Maximum time from submission to result (`"150 ms"`), for a policy that honours it.
-        ttft: Maximum time to first token (`"500 ms"`), for a policy that honours it, for example `slinfer`.
-        tpot: Maximum time per further token (`"100 ms"`), for a policy that honours it.
+        latency, ttft, tpot: Maximum time to the result (`"150 ms"`), to the first token, and per further token, for a
+            policy that honours it.
         gang: Devices that run a call together: a number or `(smallest, largest)`; see `stoker.gang()`.
         features: Facts about a call that policies use: `{"items": 200}`.
         variants: Other contexts that can run the calls, best first, for a policy that honours variants.
-        stream: Send each yielded piece immediately (docs/streams.md). The default is True for a function with `yield`.
-            Use True for a function that returns an iterator. With False the result is a list.
+        stream: Send each yielded piece immediately (docs/streams.md). The default is True for a function with `yield`;
+            a function that returns an iterator needs True. With False the result is a list.
         cache: Use Parsl's memoization; the context is part of the memoization key.
         ignore_for_cache: Parameters that are not part of the memoization key.
         executors: Labels of Parsl executors. The default is every loaded StokerExecutor.
@@ -183,7 +182,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self._last: AppWants | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
-        """Submit a call; return its future. Raises SessionError if no site is loaded."""
+        """Return the future of a new call. Raises SessionError if no site is loaded."""
         kernel = loaded_kernel(self.__name__)
         if self._found is None or self._found[0] is not kernel:
             if self.labels is not None:
@@ -261,10 +260,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """Pickle the arguments at submission, because the program may change them later.
-
-        Return None if Parsl's kernel must read the arguments (futures, files, Parsl's keywords) or caches results.
-        """
+        """Pickle the arguments at submission, because the program may change them later. Return None if Parsl's kernel
+        must read the arguments (futures, files, Parsl's keywords) or caches results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
         plain = pickle_if_plain((args, kwargs))

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 STATUS_LIMIT_S = 2.0
-PILOT_END_S = 5.0  # seconds that pilots on this machine have to exit after the session's end
+PILOT_END_S = 5.0
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
 """Seconds for which the factory lock must be free before the factory counts as dead."""
@@ -100,7 +100,7 @@ def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
 
 
 def most_pilots(provider: ExecutionProvider) -> int:
-    """Return the maximum number of pilots that a provider allows; 0 means no limit."""
+    """Return the maximum number of pilots that a provider allows; 0: no limit."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
@@ -118,12 +118,10 @@ def end_all(executor: BlockOwner, *, told: set[str]) -> None:
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
         return
-    local = isinstance(provider, LocalProvider)
     until = time.monotonic() + PILOT_END_S
     try:
-        ending = [job for block, job in jobs.items() if local and block in told]
-        others = _unfinished_jobs(provider, [job for job in jobs.values() if job not in ending])
-        if others:
+        ending = [job for block, job in jobs.items() if isinstance(provider, LocalProvider) and block in told]
+        if others := _unfinished_jobs(provider, [job for job in jobs.values() if job not in ending]):
             provider.cancel(others)
         while (ending := _unfinished_jobs(provider, ending)) and time.monotonic() < until:
             time.sleep(0.02)
@@ -285,7 +283,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             with suppress(OSError):
                 groups.append(os.getpgid(self.resources[job]["remote_pid"]))
         done: list[bool] = super().cancel(job_ids)
-        for group in groups:
+        for group in groups:  # a stopped process ends only after it continues
             with suppress(OSError):
                 os.killpg(group, signal.SIGCONT)
         return done

@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import select
+import sys
 import threading
 import time
 import weakref
@@ -29,7 +30,6 @@ import msgspec
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.log_files import SeldomLog
-from stoker.manager.executor import membership
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Questions, Submission, Waiter
 from stoker.manager.executor.pieces import PieceInbox, wake_tasks
@@ -38,7 +38,7 @@ from stoker.manager.executor.settling import WorkerThreads, callbacks
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId
-from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,12 @@ class Link:
         self.folder = folder
         self.membership = Membership(folder)
         if not observer and not self.session.is_for_this_python:
-            raise membership.python_mismatch_error(self.session)
+            theirs = self.session.python
+            raise self._error(
+                f"uses Python {theirs}, and this program runs under Python {PYTHON} ({sys.executable}), whose functions"
+                f" cannot run there; run the program with Python {theirs}, or start another session with this Python"
+                " (`stoker up`)"
+            )
         self.large = LargeArguments(folder.objects)
         self.waiting = OpenCalls(self.large)
         self.settling = WorkerThreads("results")
@@ -192,7 +197,7 @@ class Link:
             time.sleep(0.01)
 
     def close(self) -> None:
-        self.fail_all(SessionError("the session was closed before this call ended", session=self.session.session))
+        self.fail_all(self._error("was closed before this call ended"))
         self._stop = True
         self.wake()
         if threading.current_thread() is not self._thread:
@@ -206,10 +211,18 @@ class Link:
             os.eventfd_write(self._wake_fd, 1)
 
     def forked(self) -> None:
-        self.over = membership.forked_process_error(self.session.session)
+        session = self.session.session
+        self.over = SessionError(
+            f"this process was forked from the program that loaded session {session}, and cannot use that session;"
+            " make calls in that program, or load a session here",
+            session=session,
+        )
         self.waiting.calls.clear()  # the child must not cancel calls of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # a forked child must not use the socket
+
+    def _error(self, what: str) -> SessionError:
+        return SessionError(f"session {self.session.session} {what}", session=self.session.session)
 
     def _fail_calls_if_session_over(self) -> None:
         """Fail calls that were added while the session ended, because `fail_all` may have missed them."""
@@ -329,7 +342,9 @@ class Link:
             elif change is ConnectionChange.BROKEN or self.membership.was_joined:
                 self.membership.connection_lost(time.monotonic())
             else:
-                self.fail_all(membership.refused_key_error(self.folder, self.session.session))
+                path = self.folder.path
+                what = f"{path} is a copy of another session's folder, or its keys were changed"
+                self.fail_all(self._error(f"has a manager that refused this client's key; {what}"))
 
     def _update_manager_address(self) -> None:
         try:
@@ -386,7 +401,8 @@ class Link:
 
     def _handle_session_end(self, reason: str) -> None:
         self._finished.set()
-        self.fail_all(membership.session_over(self.session.session, reason))
+        advice = "load a new one with stoker.load(), and submit the calls again that have no result"
+        self.fail_all(self._error(f"is over: {reason or 'it was ended'}; {advice}"))
 
     def _receive_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         call = self.waiting.calls.get(message.call)

@@ -71,15 +71,11 @@ def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[s
 def local_provider(site: Site) -> LocalProvider:
     from stoker.manager.executor.blocks import QuotedLocalProvider
 
-    pilot = site.pilot
     if site.engine is Engine.TASKVINE:
         return QuotedLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
-    return QuotedLocalProvider(
-        init_blocks=pilot.init_blocks,
-        min_blocks=max(pilot.min_blocks, min(1, pilot.init_blocks)),
-        max_blocks=pilot.max_blocks,
-        worker_init=site.provider.worker_init,
-    )
+    first, least, most = site.pilot.init_blocks, site.pilot.min_blocks, site.pilot.max_blocks
+    least, worker_init = max(least, min(1, first)), site.provider.worker_init
+    return QuotedLocalProvider(init_blocks=first, min_blocks=least, max_blocks=most, worker_init=worker_init)
 
 
 def prepare(
@@ -100,14 +96,9 @@ def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.make_vine_plan(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"
+    host = interfaces.resolve(site.session.interface or interfaces.AUTO) if elsewhere else ""
     words = engine.factory_command(
-        made,
-        factory="vine_factory",
-        worker="vine_worker",
-        port=made.ports[0],
-        host=interfaces.resolve(site.session.interface or interfaces.AUTO) if elsewhere else "",
-        folder=own / "factory",
-        password=folder.path / "keys" / "taskvine",
-        orders=own / "factory.json",
-    )
+        made, factory="vine_factory", worker="vine_worker", port=made.ports[0], host=host, folder=own / "factory",
+        password=folder.path / "keys" / "taskvine", orders=own / "factory.json",
+    )  # fmt: skip
     return shlex.join(words)

@@ -2,7 +2,7 @@
 
 - Failed blocks stop the executor only before the first pilot joins.
 - Initial blocks start with the executor, before Parsl's strategy runs.
-- Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` seconds the jobs are cancelled.
+- Scaling in drains blocks: pilots finish their running calls. After `drain_s` seconds the jobs are cancelled.
 - Calls run in the program's folder if pilots can access that folder.
 - Python's garbage collector runs after 50,000 new containers instead of 700, because 100,000 futures may exist.
 """
@@ -57,9 +57,7 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-"""Seconds that an ending program waits for the manager's welcome."""
 FACTORY_LIMIT_S = 40.0
-"""Seconds that `shutdown` waits for the batch jobs to end."""
 GC_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -70,13 +68,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         site: A site file, a Site, or None for this machine. If the site file has a batch system, the manager's factory
             submits the blocks.
         label: The name of the executor and of its folder.
-        provider: See `stoker.load`.
-        session: See `stoker.load`.
-        working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder.
-            A pilot that cannot access the program's folder uses a temporary folder per call.
+        provider, session, drain_s, progress: See `stoker.load`.
+        working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder,
+            or a temporary folder per call on a pilot that cannot access it.
         storage_access: Parsl's staging providers.
-        drain_s: See `stoker.load`.
-        progress: See `stoker.load`.
         block_error_handler: A function as in Parsl. True counts failed blocks until the first pilot joins; False
             ignores failed blocks.
         remote_monitoring_radio: The radio of Parsl's monitoring.
@@ -108,8 +103,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
         self._honours = None if session is not None else policies_for(self.sites).honours
-        """Options of calls that the session's policies honour; None until the executor has joined an existing
-        session."""
+        """Options of calls that the session's policies honour; None until the executor has joined a session."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -132,8 +126,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._nodes = blocks.NodeMessages()
         self._manager: processes.ManagerProcess | None = None
         self._link: Link | None = None
-        self.preparer: Preparer
-        """Set by `start`, because the preparer needs the link."""
+        self.preparer: Preparer  # set by `start`
         self.call_place = CallPlace()
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
@@ -160,11 +153,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     # ---- start and end
 
     def start(self) -> None:
-        """Join or start the session with its initial blocks, and connect to its manager.
-
-        Raises:
-            SessionError: The session cannot start or be joined.
-        """
+        """Join or start the session with its initial blocks, and connect to its manager."""
         super().start()
         named = "" if self.working_dir is None else os.path.abspath(self.working_dir)
         place = named or working_folder()
@@ -218,8 +207,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._start_blocks()
 
     def shutdown(self) -> None:
-        """End the session: cancel open calls, end pilots and manager. In a joined session, end only the calls of this
-        program."""
+        """Cancel open calls, and end pilots and manager unless the executor has joined a session."""
         if self._stopped or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
         if self.submit_monitoring_radio is not None:
@@ -252,8 +240,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
-            # If the client never joined, the manager has received no EndSession message and is ended without a grace
-            # period.
+            # If the client never joined, the manager has received no EndSession message.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
             blocks.wait_until_factory_jobs_end(self.folder, limit_s=FACTORY_LIMIT_S)
@@ -262,8 +249,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """Start blocks on a thread, so that Ctrl-C cannot interrupt between a submission and the record of its job
-        id."""
+        """Start blocks on a thread, so that Ctrl-C cannot interrupt between a submission and its record."""
         if self.provider is not None and self.provider.init_blocks > 0:
             blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
@@ -274,15 +260,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def submit(
         self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
     ) -> CallFuture:
-        """Submit a call.
+        """Return the future of a new call.
 
         Args:
             func: The function to call.
             resource_specification: Options of the call; keys as in `stoker.manager.executor.options.KEYS`.
             *args, **kwargs: Arguments of the function.
-
-        Returns:
-            The call's future.
 
         Raises:
             SpecificationError: The specification has a wrong key or value.
@@ -336,7 +319,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return self._link.waiting.slots if self._link else 0
 
     def monitor_resources(self) -> bool:
-        """Return False, because one process runs all calls of a library, so that Parsl cannot monitor single calls."""
+        """Return False, because Parsl cannot monitor single calls of a library's process."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
@@ -374,13 +357,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
-        """Start blocks, unless Parsl requests the initial blocks, which have already started.
+        """Return the ids of started blocks; the initial blocks have already started.
 
         Args:
             n: Number of blocks.
-
-        Returns:
-            Ids of the started blocks.
         """
         early, self._early = self._early, None
         if early is not None and n == self.provider.init_blocks and len(self._status) == n:
@@ -390,14 +370,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return started
 
     def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
-        """Drain blocks, idle blocks first; cancel their jobs after `drain_s`.
+        """Return the ids of blocks to drain, idle ones first; their jobs are cancelled after `drain_s`.
 
         Args:
             blocks_wanted: Number of blocks to drain.
             max_idletime: If not None, drain only idle blocks.
-
-        Returns:
-            Ids of the chosen blocks.
         """
         chosen = blocks.choose(self, blocks_wanted, idle_only=max_idletime is not None)
         self._upkeep.drain(chosen, self.link, within_s=self.drain_s)

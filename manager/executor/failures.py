@@ -38,11 +38,11 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL. A pickle of protocol 4 or later without this byte contains only builtin types."""
+"""The opcode STACK_GLOBAL, without which a pickle contains only builtin types."""
 
 
 def can_unpickle_without_user_code(end: CallEnd) -> bool:
-    """Return True if unpickling the result of this call end runs only Stoker's code and reads no file."""
+    """Return True if unpickling this result runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -68,12 +68,10 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
             raise RuntimeError(text) from error  # as Python does for a StopIteration raised in a generator
         raise error
     # Exceptions that do not inherit from Exception (SystemExit) would end this program.
+    call, kind = show_call(end.call), type(error).__name__
+    text = f"call {call} raised {error!r}, which would have ended the library's process; return instead, or raise an"
     raise RemoteCallError(
-        f"call {show_call(end.call)} raised {error!r}, which would have ended the library's process; return "
-        "instead, or raise an Exception",
-        call=show_call(end.call),
-        kind=type(error).__name__,
-        traceback=str(error.__cause__),
+        f"{text} Exception", call=call, kind=kind, traceback=str(error.__cause__)
     ) from error.__cause__
 
 
@@ -131,11 +129,12 @@ def _bytes(end: CallEnd) -> Buffer:
     try:
         return memoryview(read_result(payload))
     except OSError as error:
+        call, size = show_call(end.call), show_bytes(payload.size_bytes)
         raise SerializationError(
-            f"call {show_call(end.call)}: its result of {show_bytes(payload.size_bytes)} cannot be read: {error}; "
-            "both the pilots and this program must see the session folder (stoker.load(run_dir=...))",
+            f"call {call}: its result of {size} cannot be read: {error}; both the pilots and this program must see the"
+            " session folder (stoker.load(run_dir=...))",
             what="result",
-            call=show_call(end.call),
+            call=call,
         ) from error
 
 

@@ -340,10 +340,10 @@ class KeptFile:
 
 
 class KeptResults:
-    """The results in a file, in the order of their items. Values are read from the file during iteration.
+    """The results in a file, in the order of their items, which are read during iteration.
 
     Attributes:
-        items: Indices of the items (or batches) of the results.
+        items: Indices of the items (or batches).
         function: Name of the function that computed the results.
     """
 
@@ -378,9 +378,6 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
     """Return the results that `stoker.map(..., keep=path)` has kept, in the order of their items.
 
     A map may write the file at the same time. Results are unpickled: read only files that you trust.
-
-    Example:
-        `for result in stoker.kept("run.jsonl"): ...`
 
     Args:
         path: The file with the results.

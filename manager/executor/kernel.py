@@ -31,7 +31,7 @@ HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.lo
 
 
 def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
-    """Return Parsl's loaded kernel. Raises SessionError with advice; `inside` is the advice for code inside a call."""
+    """Return Parsl's loaded kernel. `inside`: advice for code inside a call."""
     try:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
@@ -124,14 +124,12 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if plain pickle refuses a result, because half a pickle damages Parsl's checkpoint
-    file."""
+    """Raise SerializationError if plain pickle refuses a result, because half a pickle damages Parsl's checkpoint."""
     try:
         pickle.Pickler(_DiscardingFile()).dump(result)
     except Exception as error:
-        raise SerializationError(
-            f"{type(result).__name__}: pickle cannot serialize it ({error})", what="result"
-        ) from error
+        what = f"{type(result).__name__}: pickle cannot serialize it ({error})"
+        raise SerializationError(what, what="result") from error
 
 
 class _DiscardingFile:

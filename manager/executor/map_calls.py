@@ -83,7 +83,7 @@ class MapCalls:
         self.features = wants.features
         self.context_key = wants.recipe.key
         self.is_family = wants.family is not None
-        """True if the context of each call depends on its input (`submission_for_arguments`)."""
+        """True if the context of each call depends on its input."""
         self._large = executor.link.large
         self._prepared = executor.preparer.function(function)
         self.name: str = self._prepared.name
@@ -124,7 +124,7 @@ class MapCalls:
         )
 
     def submission(self) -> Submission:
-        """Return the submission for calls that are sent now. The time to the calls' deadline starts now."""
+        """Return the submission for calls that are sent now, from when their deadline counts."""
         return self._due(self._submission)
 
     def submission_for_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:

@@ -61,9 +61,8 @@ def map(
 
     Args:
         function: An app or a plain function. An app with `cache=True` or Parsl's `walltime` is refused.
-        items: An iterable, which may be endless. The map waits for items that are futures. A data frame
-            (pandas, polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set)
-            yields its rows as dicts by column name.
+        items: An iterable, which may be endless or contain futures. A data frame (pandas, polars), an Arrow table or
+            a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) yields its rows as dicts.
         batch_size: Maximum items per call. The function receives a list of items and returns one result per list. The
             default is the batch size of `@stoker.app`, or single items.
         ordered: Return results in the order of the items. With False, return each result as soon as it arrives.
@@ -71,8 +70,7 @@ def map(
         window: Maximum calls in flight (default 2,000); fewer while 256 MB of results wait. An input that
             waits for results of this map needs `window=1`.
         return_exceptions: Return the exception of a failed call as its result, and continue.
-        keep: A file that stores each result. The next run skips items whose results are in the file
-            (docs/long-runs.md). `stoker.kept` reads the file.
+        keep: A file that stores each result, so that the next run skips these items (docs/long-runs.md).
         reuse: Accept stored results even if the function or its context has changed.
 
     Returns:
@@ -144,7 +142,7 @@ class ResultStream(Iterator[Any]):
 
     Attributes:
         taken: Number of results that the program has received.
-        items: Number of items in the received results.
+        items: Number of items in these results.
         failed_item: Index of the item (or batch) of the last error, from 0; -1 if a result cannot be unpickled here.
     """
 
@@ -180,7 +178,7 @@ class ResultStream(Iterator[Any]):
         self._inbox.on_ended = self._reports.ended
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
-        """Lock held while a thread reads a result, because threads may share a stream."""
+        """Held while a thread reads a result, because threads may share a stream."""
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}

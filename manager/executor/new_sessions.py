@@ -81,15 +81,12 @@ class KeptSession(msgspec.Struct, frozen=True):
 def kept_session(
     site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
 ) -> KeptSession:
-    """Return the running session of a site file. If none runs, start a session as `stoker up SITE` does.
+    """Return the running session of a site file for `stoker.load(session=...)`, or start one like `stoker up SITE`.
 
     Args:
         site: A site file; None for this machine.
-        before: The id of a session to prefer if the session has the same sites.
+        before: The id of a session to prefer if it has the same sites.
         waiting: Called with a message if the start takes long.
-
-    Returns:
-        The session, for `stoker.load(session=...)`.
 
     Raises:
         SessionError: The session cannot start.

@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import parsl
@@ -70,20 +69,20 @@ def load(
     In a notebook: `session = stoker.load()` at the start, and `session.stop()` at the end.
 
     Args:
-        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, or this
-            machine if the variable is not set.
-        session: The id or folder of a running session (`stoker up`) to join; the session continues after this program.
+        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, or else this
+            machine.
+        session: The id or folder of a running session (`stoker up`) to join; it continues after this program.
         provider: A Parsl provider that replaces the site's provider.
         label: The name of the executor.
         run_dir: The folder in which session folders are created.
         retries: Parsl's retries of a call that raised an exception.
         working_dir: The folder in which calls run.
         drain_s: Seconds for which a drained block may continue its calls.
-        progress: Log why calls wait. Errors of the journal and a silent manager are always logged.
+        progress: Log why calls wait. Faults of the manager are always logged.
         **options: Options of `parsl.config.Config`.
 
     Returns:
-        The session, which is also a context manager.
+        The session, a context manager.
 
     Raises:
         SessionError: A session is already loaded, or the session cannot start.
@@ -96,14 +95,9 @@ def load(
             session = os.environ.get(JOINS) or None
         check_load_arguments(run_dir=run_dir, retries=retries, options=options)
         executor = StokerExecutor(
-            site,
-            label=label,
-            provider=provider,
-            session=session,
-            working_dir=working_dir,
-            drain_s=drain_s,
+            site, label=label, provider=provider, session=session, working_dir=working_dir, drain_s=drain_s,
             progress=progress,
-        )
+        )  # fmt: skip
         defaults = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple", "retry_handler": retry_cost}
         given: dict[str, Any] = {**defaults, **options}
         config = create_parsl_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
@@ -172,7 +166,7 @@ def _refuse_second() -> None:
 
 
 class Session:
-    """A loaded site. Made by `load`. `id` is the session's id for `stoker status`; `folder` contains its files."""
+    """A loaded site. Made by `load`. `id`: for `stoker status`; `folder`: contains its files."""
 
     def __init__(self, kernel: Any, executor: StokerExecutor) -> None:
         self.executor = executor
@@ -201,7 +195,7 @@ class Session:
         return wait_for_answer(self.executor.link.ask_status(), timeout_s=timeout_s)
 
     def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
-        """Return why a call, pilot, library or context is in its state, or why a call ended.
+        """Return why a call, pilot, library or context is in its state.
 
         Args:
             subject: The id or name of the object (`c-12`).
@@ -222,21 +216,21 @@ class Session:
 
     @property
     def over(self) -> Exception | None:
-        """Why the session accepts no more calls; None while it accepts calls, even if its manager is unreachable."""
+        """Why the session accepts no more calls, or None."""
         if self._over:
             return SessionError(f"session {self.id} was stopped", session=self.id)
         return self.executor.link.over
 
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:
-        """Load a context before its calls. A library without calls may still be unloaded.
+        """Load a context before its calls.
 
         Args:
             context: A recipe.
             count: Number of libraries that load the context.
 
         Returns:
-            A future that ends when the context is loaded. The future raises ContextError if the load fails,
-            NoDeviceError if too few devices exist.
+            A future that ends when the context is loaded. It raises ContextError if the load fails, NoDeviceError if
+            too few devices exist.
 
         Raises:
             ConfigError: The count is out of range.
@@ -247,8 +241,7 @@ class Session:
         return self.executor.submit(is_loaded, AppWants(wants))
 
     def stop(self) -> None:
-        """End the session: cancel open calls, end the pilots, clear Parsl. In a joined session, end only the calls of
-        this program."""
+        """Cancel open calls, clear Parsl, and end the pilots unless the session was joined."""
         global _current
         if self._over or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
@@ -270,9 +263,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             for said in interrupt_open_streams():
                 sys.stderr.write(f"\n{said}\n")

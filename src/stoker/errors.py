@@ -1,24 +1,19 @@
 """All exceptions that Stoker raises for users.
 
     StokerError
-    ├── ConfigError             a site file or an option is wrong
-    │   └── UnitError           a size or a duration is invalid
-    ├── RecipeError             a context recipe cannot be made from its arguments
-    ├── InputTooLongError       an input is longer than every runtime of its family
-    ├── SerializationError      a function, argument, result or exception cannot be pickled
-    ├── SessionError            the session cannot be started, found, joined or kept
-    │   └── ProtocolError       a peer violates the protocol, or has another version or session
-    └── CallError               a call ended without a result
-        ├── ContextError        the call's context could not be loaded
-        │   └── NoDeviceError   no device of the site can hold the context
-        ├── PoisonCallError     the call killed its library several times
-        ├── CallTimeoutError    the call ran longer than allowed
-        ├── CallDroppedError    a policy dropped the call
-        ├── CallCancelledError  the call was cancelled, or the session ended
-        ├── StreamDiffersError  a streaming call ran again, and its pieces differ
-        ├── GangBroken          ranks of the gang were lost several times
-        ├── InfrastructureError devices, disks or networks failed several times
-        └── RemoteCallError     the exception of the call cannot be restored
+    ├── ConfigError
+    │   └── UnitError
+    ├── RecipeError
+    ├── InputTooLongError
+    ├── SerializationError
+    ├── SessionError
+    │   └── ProtocolError
+    └── CallError
+        ├── ContextError
+        │   └── NoDeviceError
+        ├── PoisonCallError, CallTimeoutError, CallDroppedError, CallCancelledError
+        ├── StreamDiffersError, GangBroken, InfrastructureError
+        └── RemoteCallError
 
 The facts of an error are attributes of the exception. Every error can be pickled. An exception of a user's function is
 raised unchanged, with the remote traceback as its cause.

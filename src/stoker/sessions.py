@@ -59,7 +59,7 @@ _HOME = {
     "Session": "stoker.manager.executor.session",
     "StokerApp": "stoker.manager.executor.apps",
 }
-"""Names that need Parsl, with their modules. Each module is imported when its name is first used."""
+"""Names that need Parsl, with the modules that are imported on first use."""
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
@@ -89,13 +89,10 @@ class ContextFacts(msgspec.Struct, frozen=True):
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Subtract earlier facts from these facts.
+        """Return these facts with the counts since earlier facts.
 
         Args:
             before: The earlier facts.
-
-        Returns:
-            The difference.
         """
         return msgspec.structs.replace(
             self,
@@ -113,21 +110,14 @@ def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
         keys: Recipe keys of the contexts.
     """
     mine = [context for context in status.contexts if context.key in keys]
-    names = {context.key: context.name for context in mine}
+    names = {name for context in mine for name in (context.key, context.name)}
     here = [pilot for pilot in status.pilots if pilot.state != "gone"]
-    loading_on = sorted(
-        {
-            device
-            for library in status.libraries
-            if (library.recipe in names or library.recipe in names.values()) and library.state == "loading"
-            for device in library.devices
-        }
-    )
+    loading = [each for each in status.libraries if each.recipe in names and each.state == "loading"]
     return ContextFacts(
         names=tuple(context.name for context in mine),
         hot=sum(context.hot for context in mine),
         loading=sum(context.loading for context in mine),
-        loading_on=tuple(loading_on),
+        loading_on=tuple(sorted({device for library in loading for device in library.devices})),
         pilots=len(here),
         devices=sum(len(pilot.devices) for pilot in here),
         queued=sum(context.queued for context in mine),
@@ -178,9 +168,7 @@ def policy_of(session: Session) -> str:
 
 
 def honoured_by(session: Session) -> frozenset[str] | None:
-    """Return the options of calls and contexts that the session's policies use (docs/options.md).
-
-    None if only the manager knows the options.
+    """Return the options of calls and contexts that the session's policies use; None if only the manager knows them.
 
     Args:
         session: A loaded session.
