@@ -260,8 +260,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """Pickle the arguments at submission, because the program may change them later. Return None if Parsl's kernel
-        must read the arguments (futures, files, Parsl's keywords) or caches results."""
+        """Pickle the arguments at submission, because the program may change them later; None if Parsl's kernel must
+        read them (futures, files, Parsl's keywords) or caches results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
         plain = pickle_if_plain((args, kwargs))
@@ -333,12 +333,12 @@ _ELSEWHERE = {
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
-"""Options of single calls. An app for which `with_options` changes only these shares all other state."""
+"""Options of single calls. An app with other values of these shares all other state."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 
 def _parse_app_options(options: Mapping[str, Any]) -> Wants:
-    """Parse the options of `@app` that are sent with calls. Raises SpecificationError with the option's name."""
+    """Parse the options that are sent with calls."""
     context, stream = options["context"], options["stream"]
     recipe = context if context is None or isinstance(context, Family) else as_recipe(context)
     given = {name: options[name] for name in ("variants", "late", "gang", "features", "priority")}
@@ -387,7 +387,7 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
 
 
 def resolve_stream_option(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """Return True if calls send their results in pieces. Raises ConfigError for a gang, which cannot send pieces."""
+    """Return True if calls send their results in pieces, which calls of a gang cannot."""
     bare = function.__func__ if isinstance(function, staticmethod) else function
     streams = is_generator_function(bare) if stream is None else stream
     if streams and gang[1] > 1:

@@ -1,7 +1,4 @@
-"""`stoker.amap`: read the results of a `stoker.map` with `async for`.
-
-A thread iterates over the map. The event loop requests one result at a time from the thread.
-"""
+"""`stoker.amap`: read the results of a `stoker.map`, which a thread iterates over, with `async for`."""
 
 from __future__ import annotations
 

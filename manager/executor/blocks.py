@@ -42,7 +42,7 @@ STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
-"""Seconds for which the factory lock must be free before the factory counts as dead."""
+"""Seconds of a free factory lock after which the factory counts as dead."""
 _LAST_LINES = 20
 
 
@@ -171,8 +171,7 @@ def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> Non
 
 
 class BlockUpkeep:
-    """Reports blocks to the manager, and cancels the jobs of drained blocks and of blocks without pilots for `lease_s`
-    seconds."""
+    """Reports blocks to the manager, and cancels the jobs of drained blocks and of blocks without pilots."""
 
     def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
         self._owner = owner

@@ -1,11 +1,10 @@
-"""The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from the socket.
+"""The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from it.
 
 A thread holds `_lock` to send or read frames. The I/O thread polls the socket's edge-triggered descriptor. A send by
-another thread may consume the edge of a received frame, so a thread that has sent frames checks ZMQ_EVENTS, and wakes
-the I/O thread if frames have arrived.
+another thread may consume the edge of a received frame, so a thread that has sent frames wakes the I/O thread if frames
+have arrived.
 
-The client numbers frames and keeps each frame until the manager has journalled it. After a reconnection it sends
-unacknowledged frames again.
+The client keeps each numbered frame until the manager has journalled it, and sends it again after a reconnection.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ SETTLE_LIMIT_S = 2.0
 
 
 class Link:
-    """A client's connection to its manager. Any thread may call every method; only methods with a time limit block. An
-    `observer` submits no calls and does not keep the session alive."""
+    """Any thread may call every method; only methods with a time limit block. An `observer` submits no calls."""
 
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder
@@ -70,7 +68,7 @@ class Link:
         self.settling = WorkerThreads("results")
         self.over: Exception | None = None
         self.journal_trouble = ""
-        """Why the manager cannot write its journal, so that calls and results wait; else empty."""
+        """Why the manager cannot write its journal; else empty."""
         self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
@@ -225,7 +223,7 @@ class Link:
         return SessionError(f"session {self.session.session} {what}", session=self.session.session)
 
     def _fail_calls_if_session_over(self) -> None:
-        """Fail calls that were added while the session ended, because `fail_all` may have missed them."""
+        """Fail calls that were added while the session ended."""
         if self.over is not None:
             self.fail_all(self.over)
 
@@ -258,7 +256,7 @@ class Link:
             return bool(self._out.queue) or self._out.has_unacknowledged
 
     def _flush(self) -> bool:
-        """Send the queued messages. Return True if a frame was sent. The caller must hold `_lock`."""
+        """Return True if a frame was sent. The caller must hold `_lock`."""
         if not self._joined.is_set() or self._socket.closed:
             return False
         sent = False

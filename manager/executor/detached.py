@@ -1,7 +1,6 @@
 """Find sessions that outlive programs, and restart their managers.
 
-Any login node can restart the manager with the file `manager.json`. A session is registered before its manager starts,
-so that commands find the session even if the starting command is killed.
+A session is registered before its manager starts, so that commands find it even if the starting command is killed.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def is_detached(folder: SessionFolder) -> bool:
 
 
 def unreachable(folder: SessionFolder) -> str:
-    """Return why this machine's network cannot reach the manager; empty if the manager is reachable."""
+    """Return why this machine's network cannot reach the manager, or an empty text."""
     if not folder.file.exists():
         return ""
     file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
@@ -134,8 +133,7 @@ def _remove_session_links(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """Find a session by id or folder; restart its manager if the manager has exited. Return its folder, and a Site with
-    its name."""
+    """Find a session by id or folder; restart its manager if needed. Return its folder, and a Site with its name."""
     wait_for_starting_sessions(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -145,8 +143,7 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start
-    together, one exits.
+    """Start a session's manager on this machine, and return its lease when it listens.
 
     `waiting` is called with a message if the earlier manager may still run. `to_end`: the manager only ends the
     session, and may use any port.

@@ -52,8 +52,7 @@ def refuse(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) 
 
 
 def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour `wants`. `honours`: options that the site's policy uses; None if
-    only the manager of a joined session knows them."""
+    """Raise ConfigError if this site cannot honour `wants`. `honours`: options that its policy uses, if known."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(
@@ -81,8 +80,7 @@ def local_provider(site: Site) -> LocalProvider:
 def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
-    """Write the plan of each TaskVine site into a new session's folder. `python_path`: import folders outside this
-    environment. `kept`: True for a session that outlives programs."""
+    """Write the plan of each TaskVine site into a new session's folder. `kept`: the session outlives programs."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.make_vine_plan(

@@ -103,7 +103,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
         self._honours = None if session is not None else policies_for(self.sites).honours
-        """Options of calls that the session's policies honour; None until the executor has joined a session."""
+        """Options of calls that the policies honour; None before the executor has joined a session."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -249,7 +249,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """Start blocks on a thread, so that Ctrl-C cannot interrupt between a submission and its record."""
+        """Start blocks on a thread, so that Ctrl-C cannot interrupt the record of a submission."""
         if self.provider is not None and self.provider.init_blocks > 0:
             blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
@@ -315,7 +315,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return future
 
     def outstanding(self) -> int:
-        """Return the number of slots that open calls need; Parsl's kernel starts blocks for this number."""
+        """Return the number of slots that open calls need, for which Parsl's kernel starts blocks."""
         return self._link.waiting.slots if self._link else 0
 
     def monitor_resources(self) -> bool:

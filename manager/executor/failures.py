@@ -142,7 +142,7 @@ def _bytes(end: CallEnd) -> Buffer:
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with a nonzero exit code. `last_lines`: the end of the command's output."""
+    """A failed command of a `bash_app`. `last_lines`: the end of its output."""
 
     def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
         super().__init__(app_name, exitcode)

@@ -1,4 +1,4 @@
-"""The futures of a call: the executor's future, and Parsl's future, which the program receives."""
+"""The futures of a call: the executor's, and Parsl's, which the program receives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CallFuture(Future[Any]):
 
     Attributes:
         progress: The call's last progress report, with its last checkpoint.
-        forecast: If the call has a deadline, the manager's forecast of the call's end, in seconds since the epoch.
+        forecast: The manager's forecast of the end of a call with a deadline, in seconds since the epoch.
         due_at: The call's deadline, in seconds on the monotonic clock.
     """
 
@@ -176,7 +176,7 @@ def _finish(inbox: PieceInbox, future: Future[Any]) -> None:
 
 
 CANCELLED: Mapping[str, Any] = MappingProxyType({})
-"""The specification of a call that was cancelled before Parsl passed it to an executor. Compare with `is`."""
+"""The specification of a call that was cancelled before its submission. Compare with `is`."""
 
 
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped

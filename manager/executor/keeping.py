@@ -1,7 +1,7 @@
-"""Keep the results of a `stoker.map` in a file: each result is written before the program receives it.
+"""Keep the results of a `stoker.map` in a file.
 
-A thread writes the arrived results with one `write(2)`, then passes the results to the stream. The file is synced every
-5 seconds. Results of failed calls are not kept.
+A thread writes the arrived results with one `write(2)`, then passes them to the stream. The file is synced every 5
+seconds. Results of failed calls are not kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JOIN_S = 5.0
 
 
 class KeptItem(NamedTuple):
-    """An item, or a batch of `items` items, whose result an earlier run has stored."""
+    """An item, or a batch of items, whose result an earlier run has stored."""
 
     file: KeptFile
     at: int
@@ -46,7 +46,7 @@ class KeepingInbox(MapInbox):
         self.error: StokerError | None = None
         """Error after which no more results are stored; the map raises this error."""
         self.sending = threading.Lock()
-        """Lock held from sending calls until their keys are stored, because calls may end in between."""
+        """Held from sending calls until their keys are stored."""
         self._keys: dict[CallId, tuple[str, int]] = {}
         self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)
@@ -113,7 +113,7 @@ class KeepingInbox(MapInbox):
 
 
 class Keeping:
-    """The open file in which a map keeps its results. Raises ConfigError if another map wrote the file."""
+    """The open file in which a map keeps its results."""
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
         header = calls.header()
@@ -144,7 +144,7 @@ class Keeping:
 
 
 def refuse_or_describe_change(there: KeptHeader, now: KeptHeader, *, path: Path, reuse: bool) -> str:
-    """Return what has changed since the file's results were computed. Raises ConfigError without `reuse`."""
+    """Return what has changed since the results were computed. Raises ConfigError without `reuse`."""
     name, since, why = there.function, f" since {there.since}" if there.since else "", ""
     if there.function != now.function:
         what = f"the file contains results of {name}, and this map calls {now.function}; name another file"

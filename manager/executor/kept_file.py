@@ -107,8 +107,7 @@ DAMAGED = object()
 
 
 class _Lines:
-    """Keys (64 bits), item indices and offsets of the whole lines of a file. Long lines are read in chunks, to save
-    memory."""
+    """Keys (64 bits), item indices and offsets of the whole lines of a file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.header: KeptHeader | None = None
@@ -152,7 +151,7 @@ class _Lines:
 
 
 def _parse_kept_line_head(head: bytes) -> tuple[int, int]:
-    """Return the first 64 bits of the key, and the item's index. Raises ValueError."""
+    """Return the first 64 bits of the key, and the item's index."""
     key, rest = head[len(_BEGIN) : len(_BEGIN) + _KEY_CHARACTERS], head[len(_BEGIN) + _KEY_CHARACTERS :]
     number = rest.removeprefix(b'","item":').partition(b",")[0]
     if not head.startswith(_BEGIN) or not number.isdigit():
@@ -175,7 +174,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
 
 
 def _decode_kept_line(line: bytes, *, key: str = "", opens: bool = True) -> Any:
-    """Return the value in a line (None with `opens=False`); DAMAGED if the line is incomplete or has another key."""
+    """Return the value in a line (None with `opens=False`); DAMAGED if it is incomplete or has another key."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
     if end != b'%s%s"}\n' % (_END, digest.encode()) or not body.startswith(_BEGIN + key.encode()):
@@ -207,7 +206,7 @@ def _convert_pickle_to_json(data: Any) -> bytes | None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickler that accepts only builtin types, so that no code of the user runs on the writing thread."""
+    """Accepts only builtin types, so that no user code runs on the writing thread."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
@@ -225,12 +224,11 @@ def _survives_json_round_trip(value: Any) -> bool:
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error numbers of fsync on a file that is not on a disk (a pipe, a device)."""
+"""Errors of fsync on a pipe or a device."""
 
 
 class KeptFile:
-    """An open and locked file of kept results. One thread may append while another thread searches. Raises
-    ConfigError."""
+    """An open and locked file. One thread may append while another searches. Raises ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -256,7 +254,7 @@ class KeptFile:
         found = self._lines = _Lines(self._reader, path)
         found.sort(found.keys)
         self._taken = array("Q", bytes(8 * len(found.keys)))
-        """Number of a key's records that `_take` has returned, at the index of the key's first record."""
+        """Number of taken records of a key, at the index of its first record."""
         self.header, self.damaged, self._end = found.header, found.damaged, found.end
         if self.header is None and len(self):
             raise refused(path, "the first line is damaged, so the function of the results is unknown; name a new file")

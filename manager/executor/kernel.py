@@ -1,11 +1,10 @@
 """Changes to Parsl's kernel (DataFlowKernel), which stores a program's tasks.
 
 - The kernel passes each result to its memoizer before it sets the call's future. If the memoizer raises (pickle refuses
-  a result, the disk is full), the future never ends. After `make_memoizer_safe` the program receives its result and a
-  warning.
+  a result, the disk is full), the future never ends: see `make_memoizer_safe`.
 - The kernel submits tasks on another thread. `enable_immediate_launch` submits calls of Stoker apps with pickled
   arguments on the caller's thread, because these calls wait for no other task.
-- Executors do not receive the kernel's record of a task, which notes cancellations; see `task_being_launched`.
+- Executors do not receive the kernel's record of a task, which notes cancellations: see `task_being_launched`.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if plain pickle refuses a result, because half a pickle damages Parsl's checkpoint."""
+    """Raise SerializationError for a value whose half pickle would damage Parsl's checkpoint."""
     try:
         pickle.Pickler(_DiscardingFile()).dump(result)
     except Exception as error:

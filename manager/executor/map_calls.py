@@ -36,8 +36,7 @@ def unwrap_parsl_app(function: Callable[..., Any]) -> PythonApp | None:
 def find_kernel_and_executor(
     function: Callable[..., Any], asked: str, *, inside: str
 ) -> tuple[DataFlowKernel, StokerExecutor]:
-    """Return Parsl's kernel, and the first executor that the app may use. `inside`: advice for code inside a call.
-    Raises ConfigError for app options that have no effect in a map, SessionError if no site is loaded."""
+    """Return Parsl's kernel, and the first executor that the app may use. `inside`: advice for code inside a call."""
     app, name = unwrap_parsl_app(function), name_of(function)
     if app is not None and app.cache:
         raise ConfigError(
@@ -124,7 +123,7 @@ class MapCalls:
         )
 
     def submission(self) -> Submission:
-        """Return the submission for calls that are sent now, from when their deadline counts."""
+        """Return the submission for calls that are sent now."""
         return self._due(self._submission)
 
     def submission_for_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:

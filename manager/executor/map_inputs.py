@@ -1,8 +1,7 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-A slow input (a download, a query, futures) would delay arrived results. After `SLOW_ITEMS` items slower than `SLOW_S`
-seconds, a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite cursors work only on one
-thread.
+After `SLOW_ITEMS` items slower than `SLOW_S` seconds, a thread reads the input, so that arrived results need not wait.
+Quick inputs stay on the consumer's thread, because SQLite cursors work only on one thread.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def _check_names(names: Iterable[Any]) -> None:
 
 
 def _is_library_instance(value: Any, library: str, *kinds: str) -> bool:
-    """Return True for an instance of one of these classes. The library is not imported."""
+    """Return True for an instance of a class, without importing the library."""
     wanted = (getattr(sys.modules.get(library), kind, None) for kind in kinds)
     return isinstance(value, tuple(kind for kind in wanted if isinstance(kind, type)))
 
@@ -134,7 +133,7 @@ _JOIN_S = 0.2
 
 
 class NotYet(Exception):
-    """Raised if the next item has not arrived. The arrival of the item wakes the consumer."""
+    """The next item has not arrived. Its arrival wakes the consumer."""
 
 
 class SlowItems:

@@ -4,8 +4,8 @@ The window limits calls in flight (`most_calls`), bytes of their arguments, and 
 each). Each call in flight is expected to return a result of the last results' mean size. If this limit could leave
 pilots idle, it rises each time that the program waits for a result.
 
-Before the first result, the window permits as many calls as fill a quarter of `most_bytes` if each result has the
-maximum inline size, and doubles every GROW_S seconds. An empty window permits one call.
+Before the first result, results are assumed to fill a quarter of `most_bytes` and to have the maximum inline size; the
+window then doubles every GROW_S seconds. An empty window permits one call.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _MEAN_OF = 64
 
 
 class Window:
-    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes `in_flight` and
-    reduces `held_bytes`."""
+    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes both."""
 
     def __init__(
         self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic
@@ -121,7 +120,7 @@ _numbers = itertools.count()
 
 
 class MapReports:
-    """Sends reports on one map to the manager, at most one a second. `items`: None if unknown."""
+    """Sends reports on one map to the manager, at most one a second."""
 
     def __init__(
         self,
@@ -197,7 +196,7 @@ class MapInbox:
         self.arrived: deque[Any] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.on_ended: Callable[[int], None] = lambda _calls: None
-        """Called on the link's thread with the number of calls that a frame ends."""
+        """Receives the number of calls that a frame ends."""
         self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:

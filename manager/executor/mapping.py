@@ -127,8 +127,8 @@ class _NotSent(msgspec.Struct, eq=False):
 
 
 class _Batch(msgspec.Struct, eq=False):
-    """Packed calls that are sent together. `submissions`: one per call, if the context is a family. `last`: number of
-    items in the last call. `unsent`: the error or stored result that follows these calls."""
+    """Packed calls that are sent together. `submissions`: one per call of a family. `last`: items in the last call.
+    `unsent`: the error or stored result that follows."""
 
     packed: list[Payload] = []
     submissions: list[Submission] = []
@@ -397,7 +397,7 @@ class ResultStream(Iterator[Any]):
         return self._window.room(ready=len(self._ready))
 
     def _pack(self, room: int) -> _Batch:
-        """Pickle up to `room` items in at most `PATIENCE_S` seconds. Stop at an item that cannot be sent."""
+        """Pickle up to `room` items in at most `PATIENCE_S`, until an item that cannot be sent."""
         batch, size = _Batch(), 0
         started = before = time.monotonic()
         while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:
@@ -480,7 +480,7 @@ class ResultStream(Iterator[Any]):
 
 _open_streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
 _left: deque[tuple[float, str]] = deque(maxlen=4)
-"""Streams that were dropped without `close`: the time of each, and the message for the user."""
+"""Time and message of streams that were dropped without `close`."""
 _JUST_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""A client's membership in a session, and the errors that end it.
+"""A client's membership in a session.
 
 Every second the client reads the session file, to find a restarted manager's address or the session's end.
 """
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY_S = 1.0
 SLOW_S = 5.0
 AWAY_S = 30.0
-"""Seconds after which an absent manager is reported, or the session has ended if its folder has disappeared too."""
+"""Seconds after which an absent manager is reported."""
 
 
 class Membership:
-    """A client's membership in a session. `joined` is set from the manager's welcome until the connection is lost."""
+    """`joined` is set from the manager's welcome until the connection is lost."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.joined = threading.Event()
@@ -63,8 +63,7 @@ class Membership:
         raise self._not_joined_error(f"{why}; this program waited for {timeout_s:.0f} s")
 
     def read_session_file_if_due(self, now: float) -> SessionFile | None:
-        """If a check is due, read the session file, report a long absence of the manager, and set `why_over`. Raises
-        SessionError if the session folder has disappeared."""
+        """If a check is due, read the session file, report a long absence of the manager, and set `why_over`."""
         if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S

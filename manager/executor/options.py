@@ -155,7 +155,7 @@ class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ig
 
 
 class CallPlace(NamedTuple):
-    """The folder in which calls run: the user's `folder`, or the program's folder `home` if `folder` is empty."""
+    """The user's `folder` in which calls run, or else the program's folder `home`."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -176,7 +176,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """For a family, the options of its calls, by the key of the shortest context that is sufficient for the call."""
+    """Options of calls of a family, by the key of the shortest sufficient context."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:
@@ -184,21 +184,20 @@ class Wants(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `Family.count`. Libraries unpickle functions that call apps but count no input lengths."""
+        """Pickle without `Family.count`, which libraries do not need."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
     def can_choose_context(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the calls have a family and the input length is known from a feature or from an argument."""
+        """Return True if the calls have a family and the input length is known."""
         if self.family is None:
             return False
         return _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """Return the options of a call with these arguments: the shortest sufficient context, with longer contexts as
-        variants. Raises InputTooLongError, ConfigError."""
+        """Return the options of a call: the shortest sufficient context, and longer ones as variants."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))

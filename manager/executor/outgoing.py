@@ -38,7 +38,7 @@ class Waiter(Protocol):
     """Receives the ends of calls on the I/O thread: exactly one `settle` or `fail` for each call."""
 
     def settle(self, end: CallEnd) -> bool:
-        """Receive a call's end. Return True if `flush` must be called after the last end of the frame."""
+        """Receive a call's end. Return True to get `flush` after the last end of the frame."""
 
     def fail(self, call: CallId, error: Exception) -> None:
         """Receive the error of a call that the manager refused or whose session ended."""
@@ -62,7 +62,7 @@ class Submission:
 
     @property
     def members(self) -> int:
-        """Number of devices that a call requests: the largest gang size if it has a deadline, else the smallest."""
+        """Number of devices that a call requests: with a deadline the largest gang size, else the smallest."""
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
@@ -83,8 +83,8 @@ class OpenCalls:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
         self._given_up: set[CallId] = set()
-        """Cancelled calls whose results are still expected, and whose result files are removed. (A call that is neither
-        here nor in `calls` has ended twice, and the program may still read its file.)"""
+        """Cancelled calls whose result files are removed on arrival. (The program may still read the file of a call
+        that ended twice.)"""
         self._has_gangs = False
         self._warned_of: set[str] = set()
 
@@ -107,7 +107,7 @@ class OpenCalls:
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Drop these calls without notifying their waiters. Return the calls that had not ended."""
+        """Drop these calls without notifying their waiters. Return those that had not ended."""
         gone = [call for call in calls if self._remove_open_call(call) is not None]
         self._given_up.update(gone)
         return gone
@@ -177,8 +177,8 @@ class OpenCalls:
 
 
 class Questions:
-    """Open questions to the manager, which answers questions of each kind in order. Each is a message, the type of its
-    answer, and a future. Callers hold the link's lock, except for `answer` and `fail_all`."""
+    """Open questions to the manager, which answers each kind in order: a message, the type of its answer, and a future.
+    Callers hold the link's lock, except for `answer` and `fail_all`."""
 
     def __init__(self) -> None:
         self.unsent: list[tuple[Any, type[Any], Future[Any]]] = []
@@ -252,8 +252,7 @@ class Replaced(msgspec.Struct, frozen=True):
 
 
 class Outgoing:
-    """The sending side of a link. Queued calls that are not in `calls` are dropped. `describe` returns the manifests of
-    a recipe's objects."""
+    """The sending side of a link. Queued calls that are not in `calls` are dropped. `describe` returns manifests."""
 
     def __init__(
         self, calls: Mapping[CallId, OpenCall], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
@@ -265,7 +264,7 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """Time at which an unacknowledged frame's seconds to deadlines were computed, by its number."""
+        """Time at which the deadlines of an unacknowledged frame were computed."""
         self._limits: dict[str, LibraryLimits] = {}
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` message lists them."""
@@ -278,7 +277,7 @@ class Outgoing:
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Return the new results; nothing if earlier results were lost, because the manager sends all of them again."""
+        """Return the new results; nothing after a gap, because the manager sends all of them again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -292,7 +291,7 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames with the current entries of the queue. Entries that are added later stay in the queue."""
+        """Yield frames with the current entries of the queue."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
@@ -315,8 +314,7 @@ class Outgoing:
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
-        """Put all open calls and unacknowledged messages at the front of the queue, because the manager has lost part
-        of its journal. The caller holds the link's lock."""
+        """Queue all open calls and unacknowledged messages again, because the manager has lost part of its journal."""
         frames = self._outbox.take_unacknowledged_frames()
         for lost in (self._counted_at, self.defined, self._limits, self._unused):
             lost.clear()

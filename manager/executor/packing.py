@@ -35,7 +35,7 @@ _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the user's function without the wrapper of Parsl's `python_app`, which hides failures from the manager."""
+    """Return the user's function without `python_app`'s wrapper, which hides failures from the manager."""
     inner = getattr(function, "__wrapped__", None)
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
 
@@ -60,7 +60,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same_function(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """Return True if both arguments are the same function, perhaps in two separate walltime wrappers of Parsl."""
+    """Return True for the same function, perhaps in two walltime wrappers of Parsl."""
     if made_of is function:
         return True
     codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
@@ -74,7 +74,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Return where a function is defined: an installed or notebook module's name, or a file; empty if unknown."""
+    """Return where a function is defined: a module's name or a file; empty if unknown."""
     with suppress(Exception):  # errors in the object's attributes must not stop the call
         inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
         module = str(getattr(inner, "__module__", None) or type(inner).__module__)
@@ -92,8 +92,7 @@ def pack_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
     by_name: frozenset[str] = frozenset(), brought: set[str] | None = None,
 ) -> Payload:  # fmt: skip
-    """Pickle a call's arguments; write large arguments to a file of `large`. For `by_name` and `brought`, see
-    `dumps_arguments`. Raises SerializationError."""
+    """Pickle a call's arguments; write large ones to a file of `large`. See `dumps_arguments`."""
     try:
         data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
     except SerializationError as error:

@@ -1,8 +1,7 @@
 """The pieces of one call: the link's thread adds pieces, and the program's threads read them.
 
-A call may run more than once, and each run sends all pieces. A later run must repeat the pieces that the program has
-read, so the inbox stores an eight-byte digest of each; other pieces may differ. While the inbox of a stream is full, it
-acknowledges nothing, and the call waits.
+Each run of a call sends all pieces. A later run must repeat the pieces that the program has read, so the inbox stores
+an eight-byte digest of each; other pieces may differ. A full inbox acknowledges nothing, so that the call waits.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 ACK_PIECES, ACK_BYTES = 64, 250_000
 """An acknowledgement is sent after this many pieces or bytes, or if the call waits for it."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece (bytes or value), True if the piece is a value, and the acknowledgement to send now."""
+"""A piece, True if it is a value instead of bytes, and the acknowledgement to send now."""
 
 
 class PieceInbox:
-    """The received pieces of one call. With `keeps_all` the pieces stay for the call's result, and the size is
-    unlimited. With `may_differ` a later run may yield different pieces."""
+    """The received pieces of one call. With `keeps_all` the pieces stay for the call's result, without limit. With
+    `may_differ` a later run may yield other pieces."""
 
     def __init__(self, *, keeps_all: bool, may_differ: bool = False) -> None:
         self.keeps_all = keeps_all
@@ -69,8 +68,7 @@ class PieceInbox:
             self.call = call
 
     def add(self, message: Pieces) -> PiecesTaken | None:
-        """Add pieces; return the acknowledgement to send now. The caller then wakes waiting tasks (`take_waiters`).
-        Raises StreamDiffersError."""
+        """Add pieces; return the acknowledgement to send now. The caller then wakes the tasks of `take_waiters`."""
         with self._changed:
             if self._is_over:
                 return None
@@ -190,8 +188,7 @@ class PieceInbox:
     # ---- for the program
 
     def take(self, number: int) -> Taken | None:
-        """Return the piece with this number; None if it has not arrived. After the last piece, raise the call's error
-        or StopIteration."""
+        """Return a piece; None before it arrives. After the last one, raise the call's error or StopIteration."""
         with self._changed:
             if self._has_piece(number):
                 return self._take(number)

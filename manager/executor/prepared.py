@@ -1,6 +1,6 @@
 """Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A function is pickled once per map, or once per call of an app. The bytes are reused if all captured objects are
+A function is pickled once per map, or once per call of an app. The bytes are reused while all captured objects are
 immutable and unchanged (`contexts.function_code`).
 """
 
@@ -49,8 +49,8 @@ _decode = wire.from_client_decoder()
 class AppWants(dict[str, Any]):
     """The parsed specification of a Stoker app, as Parsl passes it to the executor.
 
-    `due_at`: the deadline of a call's first try. `function`: the bytes of `made_of` at the time of the call; if None,
-    the function is pickled when the call is sent. `content`: the function's digest, if results are cached.
+    `due_at`: the deadline of a call's first try. `function`: the bytes of `made_of` at the time of the call. `content`:
+    the function's digest, if results are cached.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ def modules_pickled_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
 
 
 class PreparedFunction:
-    """A function's name, bytes and submissions. It does not refer to the function, which can be freed."""
+    """A function's name, bytes and submissions, without a reference to the function."""
 
     def __init__(self, function: Callable[..., Any], preparer: Preparer) -> None:
         self.name = name_of(own(function))
         self._preparer = preparer
         self._lock = threading.RLock()
         self._captured: Captured | None = None
-        """None if a captured object may change in place; the function is then pickled at each use."""
+        """None if a captured object may change in place."""
         self._blobs: dict[tuple[Any, ...], FunctionBlob] = {}
         self._before: dict[tuple[Any, ...], FunctionBlob] = {}
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
@@ -151,8 +151,7 @@ class PreparedFunction:
             self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """Return the digest of a function's content, which is equal in all programs. Without a digest, return the key
-        of the function's bytes."""
+        """Return the digest of a function's content, equal in all programs, or else the key of its bytes."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(own(function)))
@@ -164,11 +163,8 @@ class PreparedFunction:
         self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
-        """Return the submission for these options. Calls with the same Wants object share a submission.
-
-        `due_at`: the deadline of the call's first try. `blob`: the function's bytes at the time of the call. Raises
-        ConfigError.
-        """
+        """Return the submission for these options, which calls with the same Wants object share. `due_at`: the first
+        try's deadline. `blob`: the function's bytes at the time of the call."""
         self._warn_of_changed_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
         known = self._submissions.get((id(wants), id(place)))
@@ -245,8 +241,7 @@ def _pickle_function(
 
 
 def _check_can_be_sent(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raise ConfigError or SerializationError if calls of this submission cannot be sent. `known`: keys of recipes that
-    have passed the check."""
+    """Raise ConfigError or SerializationError for calls that cannot be sent. `known`: keys of checked recipes."""
     function, recipes = submission.function, (submission.recipe, *submission.variants)
     _check_pickle_size(len(function.blob), f"{name} and the names that it uses", what="function")
     for message in (
@@ -287,8 +282,8 @@ def _parsl_spec_position(function: Callable[..., Any]) -> int | None:
 
 
 class Preparer:
-    """Maps functions to prepared functions. `check` raises ConfigError for options that the engine cannot honour.
-    `on_replaced` receives the keys of a changed function's old and new bytes."""
+    """Maps functions to prepared functions. `check` refuses options that the engine cannot honour. `on_replaced` gets
+    the keys of a changed function's old and new bytes."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Start, watch, restart and end the manager's process, for the client that owns it.
 
-Ctrl-C does not reach the manager. If the manager dies, it is restarted with its journal. If it dies repeatedly without
-progress, or before it listens, the session ends, and the error contains the last lines of the manager's log.
+A dead manager is restarted with its journal. If it dies repeatedly without progress, or before it listens, the session
+ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ logger = logging.getLogger("stoker")
 
 _TAIL_LINES = 15
 KEPT_SESSIONS = 50
-"""Number of ended sessions that commands find by id; older ones are found by path."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
@@ -84,8 +83,8 @@ def new_session_id() -> str:
 
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it. `name`: the session's id, if no
-    manager has listened yet."""
+    """Link the session into the user's state folder, where `stoker status` finds it. `name`: its id, if no manager has
+    listened yet."""
     links = state_folder() / "sessions"
     try:
         name = name or folder.read().session

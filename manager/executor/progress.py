@@ -26,7 +26,7 @@ from stoker.units import show_seconds
 
 
 Follow = Callable[[int, int | None], None]
-"""A callback with the number of results received, and the total (None if unknown)."""
+"""Receives the number of results, and the total (None if unknown)."""
 
 REDRAW_S = 0.1
 NOTEBOOK_S = 0.5
@@ -136,17 +136,15 @@ FIRST_S = 10.0
 AGAIN_S = 60.0
 CHECK_S = 2.0
 CHECK_SELDOM_S = 30.0
-"""Seconds between two status requests while pilots work and no waiting call needs a load."""
+"""Seconds between two status requests while pilots work."""
 _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
 class WaitNotices:
-    """Logs on a separate thread why calls wait: no pilot runs them, a loader is slow, pilots cannot reach each other,
-    the disk is full, or the manager is silent. Each reason appears at most once a minute.
+    """Logs on a separate thread why calls wait, each reason at most once a minute.
 
-    `ask` returns the session's status, or None. `is_ours` returns True for a context key of this program's calls.
-    `why_silent` and `journal_trouble` describe a fault of the manager, or return "". With `faults_only`, only faults
-    are logged.
+    `is_ours` returns True for a context key of this program's calls. `why_silent` and `journal_trouble` describe a
+    fault of the manager, or return "". With `faults_only`, only faults are logged.
     """
 
     def __init__(
@@ -169,7 +167,7 @@ class WaitNotices:
         self._say = say or _say
         self._ask_at = 0.0
         self._since: dict[str, float] = {}
-        """Time since which calls wait ("wait"), wait for a pilot ("stuck"), or the manager is silent ("silence")."""
+        """Time since which calls wait, are stuck, or the manager is silent."""
         self._said: dict[tuple[str, str], float] = {}
         """Time of the last line, by subject and reason (without numbers)."""
         self._of_peers = self._of_journal = ""
@@ -225,7 +223,7 @@ class WaitNotices:
             self._say_seldom("stuck", stuck, f"{stuck}; more: stoker status {status.session}", now)
 
     def _lasts(self, what: str, is_true: bool, now: float) -> bool:
-        """Return True if a condition has been true for `FIRST_S`. If the condition ends, forget what was said of it."""
+        """Return True if a condition has been true for `FIRST_S`."""
         if not is_true:
             self._since.pop(what, None)
             if what == "stuck":
@@ -234,7 +232,7 @@ class WaitNotices:
         return now - self._since.setdefault(what, now) >= FIRST_S
 
     def _say_seldom(self, subject: str, reason: str, text: str, now: float) -> None:
-        """Log a line, unless the subject was logged within `FIRST_S` or this reason within `AGAIN_S`."""
+        """Log a line, unless this subject was logged within `FIRST_S` or this reason within `AGAIN_S`."""
         reason = _NUMBER.sub("", reason)
         self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S}
         recent = [at for key, at in self._said.items() if key[0] == subject and now - at < FIRST_S]

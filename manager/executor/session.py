@@ -1,7 +1,4 @@
-"""`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
-
-Defaults that differ from Parsl's: no log record per state change, no usage tracking, and no retries.
-"""
+"""`stoker.load`: Parsl with one StokerExecutor, without log record per state change, usage tracking and retries."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from stoker.site import ProviderKind, Site
 _WALLTIME_MARGIN_S = 30
 """A worker exits this many seconds before its job ends."""
 WORKER = "worker"
-"""Text that replaces the block's name in the names or attributes of worker jobs."""
+"""Replaces the block's name in worker jobs."""
 
 
 def make_vine_plan(
     site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = ""
 ) -> VinePlan:
-    """Return the TaskVine plan of a site. Names or attributes of worker jobs contain the `session`. `kept`: True if the
-    session outlives its programs. `search_path`: import folders outside the environment."""
+    """Return the TaskVine plan of a site. `session`: for names or attributes of worker jobs. `kept`: it outlives
+    programs."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)

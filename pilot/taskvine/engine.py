@@ -1,7 +1,5 @@
 """TaskVine's manager, its settings (`VinePlan`), and all uses of `ndcctools`.
 
-`stoker.manager.taskvine.planning` makes the plan from the site file. The session folder contains the plan.
-
 TaskVine's manager is a blocking C library: `wait` accepts only whole seconds, returns early only with a task, and holds
 the interpreter lock. Three tasks make `wait` return after one check for work, so that new calls need not wait:
 
@@ -9,8 +7,8 @@ the interpreter lock. Three tasks make `wait` return after one check for work, s
 - two *bells* that are cancelled after submission. `wait` sends new calls before it returns the first bell
   (`prefer-dispatch`), and does not sleep because of the second one.
 
-TaskVine logs each of these steps, so its logs go to /dev/null. TaskVine does not retry a *forsaken* call (its library
-ended), because Stoker's manager decides about retries.
+TaskVine logs each of these steps, so its logs go to /dev/null. It does not retry a *forsaken* call (its library ended),
+because Stoker's manager decides about retries.
 """
 
 from __future__ import annotations
@@ -37,12 +35,11 @@ FACTORY_PERIOD_S = 5
 """Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
-"""Seconds that a worker searches for its manager. A killed manager is replaced within this time, or never."""
+"""Seconds that a worker searches for its manager."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
-    """TaskVine's settings. `devices`: in the format of `[pilot] devices`. `cores`, `memory_mb`, `disk_mb`: resources of
-    a worker (0 = all). `worker_init`: shell code that runs before a worker."""
+    """TaskVine's settings. `devices`: as in `[pilot]`. `cores`, `memory_mb`, `disk_mb`: of a worker (0 = all)."""
 
     batch: str = "local"
     ports: tuple[int, int] = (21000, 21999)
@@ -69,11 +66,8 @@ def factory_command(
     plan: VinePlan, *, factory: str, worker: str, port: int, host: str = "", folder: Path, password: Path,
     orders: Path, init_script: Path | None = None, workspace: Path | None = None,
 ) -> list[str]:  # fmt: skip
-    """Return the command line of `vine_factory`.
-
-    `host`: the manager's address for workers (empty: this machine). `orders`: a file with the number of wanted workers.
-    `workspace`: the folder for workers on this machine.
-    """
+    """Return the command line of `vine_factory`. `host`: for workers (empty: this machine). `orders`: a file with the
+    number of wanted workers."""
     options = {
         "batch-type": plan.batch,
         "worker-binary": worker,
@@ -211,7 +205,7 @@ class VineManager:
     # ---- libraries and calls
 
     def install(self, setup: messages.Setup, *, cores: int) -> str:
-        """Declare the library of a context to TaskVine once, with GPUs and `cores`. Return the library's name."""
+        """Declare the library of a context to TaskVine once. Return its name."""
         recipe = setup.recipe
         name = recipe.key
         if self._manager.check_library_exists(name):

@@ -1,7 +1,4 @@
-"""The programs of TaskVine on this machine, and the factory: the process that starts workers through the batch system.
-
-TaskVine is a package of conda-forge. Only the process of the pilot imports TaskVine.
-"""
+"""TaskVine's programs, and the factory, which starts workers through the batch system."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ INSTALL = "conda install -c conda-forge ndcctools"
 
 
 def find_programs() -> tuple[str, str]:
-    """Return the paths of TaskVine's worker and factory. Check its packages without an import. Raises ConfigError."""
+    """Return the paths of TaskVine's worker and factory, without importing its packages."""
     needed = ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl")
     missing = next((f"Python has no module {module}" for module in needed if not _is_there(module)), "")
     spec = importlib.util.find_spec("ndcctools")
@@ -113,7 +110,7 @@ class VineFactory:
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
 
     def ended(self) -> str:
-        """Return the reason why the factory has ended, or an empty text while the factory runs."""
+        """Return why the factory has ended, or an empty text."""
         code = self._process.poll()
         if code is None:
             return ""
@@ -121,7 +118,7 @@ class VineFactory:
         return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it printed nothing'} ({self.log_file})"
 
     def close(self) -> None:
-        """End the factory, which removes its workers. A factory that still waits for its batch system continues."""
+        """End the factory, which removes its workers."""
         self._process.terminate()
         grace_s = _LOCAL_GRACE_S if self._workspace is not None else _BATCH_GRACE_S
         try:

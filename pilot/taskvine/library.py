@@ -59,7 +59,7 @@ class CallStopped(BaseException):
 
 
 class CallWatch:
-    """Stops calls that run in the main thread. `dying` is called with the reason before the process exits."""
+    """Stops calls that run in the main thread. `dying` gets the reason before the process exits."""
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
@@ -328,11 +328,8 @@ class VineLibrary:
 
 
 def _silence_output() -> None:
-    """Empty TaskVine's file for the output of a library, and keep the file empty.
-
-    TaskVine sends up to a kilobyte of this file with the report of an ended library, and its manager then reads the
-    bytes as the worker's next message.
-    """
+    """Keep TaskVine's file for the output of a library empty. (TaskVine sends up to a kilobyte of it with the report of
+    an ended library, and its manager reads that as the worker's next message.)"""
     with contextlib.suppress(OSError):  # the output is not a regular file
         os.ftruncate(1, 0)
     nothing = os.open(os.devnull, os.O_WRONLY)

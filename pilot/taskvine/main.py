@@ -41,9 +41,9 @@ log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
-"""Shortest and longest pause in seconds between two checks of the pool during calls. Each pause doubles the last."""
+"""Shortest and longest pause between two checks of the pool during calls."""
 _HANG_LIMIT_S = 900.0
-"""Seconds after which an iteration of the loop counts as hung. One iteration may send a whole model."""
+"""Seconds after which an iteration counts as hung. One may send a whole model."""
 
 
 class PoolLoop:
@@ -167,7 +167,7 @@ class PoolLoop:
 
     def _scale(self, now: float) -> None:
         """Double the number of wanted workers while every slot is occupied. (TaskVine's factory cannot count waiting
-        calls, because Stoker's manager sends only as many calls as there are slots.)"""
+        calls, because the manager sends only as many calls as there are slots.)"""
         if self._engine.open:
             self._busy_at = now
         if self._is_full():

@@ -34,8 +34,8 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class PoolOrder(msgspec.Struct, frozen=True):
-    """Calls of one function for one library. Without calls, TaskVine only loads the context. `objects`: file names of
-    large arguments in the call's folder, by cache name."""
+    """Calls of one function; without calls, TaskVine only loads the context. `objects`: file names of large arguments,
+    by cache name."""
 
     ticket: int
     function: FunctionKey = FunctionKey("")
@@ -46,7 +46,7 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """Where a library runs, its number of answered orders, and why its context could not be loaded, if so."""
+    """Where a library runs, its number of answered orders, and why its context failed to load."""
 
     host: str
     pid: int
@@ -99,5 +99,5 @@ def read_and_remove_note(running: str, ticket: int) -> Note | None:
 
 
 def stop_file(running: str, ticket: int, call: CallId) -> Path:
-    """Return the file that stops a call of one order, but not the same call in a later order."""
+    """Return the file that stops a call of this order alone."""
     return Path(running) / f"stop-{ticket}-{call}"

@@ -30,10 +30,8 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """Return one device per library that `workers` workers can hold simultaneously (0 = the plan's maximum).
-
-    Devices share the memory evenly. TaskVine does not report the kind of GPU.
-    """
+    """Return one device per library that `workers` workers can hold at once (0 = the plan's maximum), with an even
+    share of the memory."""
     wanted, _, count = plan.devices.partition(":")
     on_gpu = wanted != "cpu" and worker.gpus > 0
     each = max(1, worker.gpus if on_gpu else min(int(count or worker.cores), worker.cores))
@@ -55,12 +53,12 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
 log = logging.getLogger("stoker.pilot")
 
 TURN_S = 10.0
-"""Seconds that a busy library keeps its slot when another context needs the slot."""
+"""Seconds that a busy library keeps its slot."""
 ANY_BYTES = 1 << 62
 
 
 class VinePool:
-    """Executes the core's commands through TaskVine. `facts` has no devices before the first worker."""
+    """Executes the core's commands. `facts` has no devices before the first worker."""
 
     def __init__(self, engine: VineManager, manager: ManagerLink, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)

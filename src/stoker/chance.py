@@ -1,8 +1,8 @@
 """Random numbers that are the same on every machine and for every policy.
 
-Each number depends only on the seed, its purpose and its subject (the number of the call or block). Therefore two
-policies can be compared on identical random events. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014), used as a hash of a counter.
+Each number depends only on the seed, its purpose and its subject (a call, a block), so that policies can be compared on
+identical events. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014), used as a hash of a counter.
 """
 
 from __future__ import annotations

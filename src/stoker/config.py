@@ -85,7 +85,7 @@ def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
 
 
 def refuse_settings_without_effect(site: Site) -> None:
-    """Raise ConfigError if a program created `site` with a setting that has no effect."""
+    """Refuse a setting without effect of a site that a program created."""
     for (table, setting), why in settings_without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
@@ -191,7 +191,7 @@ def parse_site(text: str, *, file: str) -> Site:
 
 
 def _convert_number_settings(data: dict[str, Any]) -> None:
-    """Convert the number settings in `data` to the expected types, in place, such as `nodes = "2"`, `gpus = 2`."""
+    """Convert number settings in place, such as `nodes = "2"` and `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         settings = data.get(table)
         fields = msgspec.structs.fields(shape)
@@ -263,7 +263,7 @@ _SHOWN_FILES = 12
 
 
 PYTHON_PATH = "python-path"
-"""File next to a session's site files with extra import folders for pilots, as in PYTHONPATH."""
+"""File with extra import folders for pilots, as in PYTHONPATH."""
 
 
 def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:

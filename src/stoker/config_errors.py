@@ -1,7 +1,6 @@
 """One-line errors for TOML files: file, line, setting, problem and the nearest valid setting.
 
-msgspec reports the path of a fault (`$.pilot.memory`): names, and indices from 0 for tables in a list. TOML readers
-keep no line numbers.
+msgspec reports the path of a fault (`$.pilot.memory`), and TOML readers keep no line numbers.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
 _STATEMENT = re.compile(r"\s*(\[|[^\s#=]+\s*[.=])")
-"""Start of a line that may begin a table or a setting. A value of several lines can contain such lines too."""
+"""A line that may begin a table or a setting, or continue a value."""
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """Return the line number of a setting in valid TOML, from 1. If the setting is missing, return the line number of
-    its table."""
+    """Return the line number of a setting in valid TOML, or of its table, from 1."""
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _STATEMENT.match(line)]
 
@@ -61,11 +59,11 @@ def line_of(path: KeyPath, text: str) -> int:
 
 
 ReadUnit = Callable[[type, Any], Any]
-"""A function that converts values to types that TOML lacks: a `dec_hook` of msgspec."""
+"""A `dec_hook` of msgspec."""
 
 
 class SettingPlace(typing.NamedTuple):
-    """A setting in a file. `shown`: its path with names instead of indices. `kind`: its type, or None if invalid."""
+    """A setting. `shown`: its path with names instead of indices. `kind`: its type, or None."""
 
     path: KeyPath
     shown: KeyPath
@@ -126,7 +124,7 @@ def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[
 
 
 def resolve_tagged_union(kind: Any, data: Any) -> Any:
-    """If `kind` is a tagged union, return the member that the tag in `data` selects. Return other types unchanged."""
+    """Return the member of a tagged union that the tag in `data` selects. Return other types unchanged."""
     kind = _strip_annotated(kind)
     structs = structs_by_tag(kind)
     if len(structs) > 1 and isinstance(data, dict):
@@ -179,7 +177,7 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 
 
 class ConfigFault(typing.NamedTuple):
-    """A fault in a TOML file. `path`: path of the setting with the fault, or of its table."""
+    """A fault in a TOML file. `path`: of the setting or its table."""
 
     line: int
     key: str
@@ -249,7 +247,7 @@ def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
-    """Explain msgspec's message `fault`. `shapes`: the valid values of settings that must match a pattern, in words."""
+    """Explain msgspec's message `fault`. `shapes`: the valid values of settings with a pattern, in words."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = find_setting_at_path(root, parts, data=data, read=read)
@@ -271,7 +269,7 @@ def _explain_setting_fault(
     data: Any,
     read: ReadUnit | None,
 ) -> tuple[int, str, str]:
-    """Return how many parts of the path name the table, the setting, and the explanation."""
+    """Return the length of the table's path, the setting, and the explanation."""
     parts, kind = place.path, place.kind
     whole = len(parts)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
@@ -318,7 +316,7 @@ def _values(kind: Any) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
-    """Return `did you mean plain?`. If no known name is similar, return `otherwise`, by default the known names."""
+    """Return `did you mean plain?`, or `otherwise` (by default the known names) if no name is similar."""
     names = list(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
         return f"did you mean {close[0]}?"

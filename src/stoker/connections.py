@@ -1,10 +1,7 @@
 """Network addresses, and limits for processes with many connections. Standard library only, for the pilot's starter.
 
-A process with many connections raises its limit of file descriptors, and restores the former limit for its child
-processes, because software with `select` fails with high descriptors.
-
-A peer proves its key within milliseconds, so new connections are always accepted. If too many connections are unproven,
-the address with most of them loses its oldest connection.
+New connections are always accepted, because a peer proves its key within milliseconds. If too many are unproven, the
+address with most of them loses its oldest connection.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _former_limits: list[tuple[int, int]] = []
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of file descriptors to the hard limit, at most 2**20. Return the new limit."""
+    """Raise the soft limit of file descriptors, as far as allowed. Return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -53,7 +50,7 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Reset the limit of a child process to the limit that this process had before `raise_descriptor_limit`."""
+    """Reset the limit of a child process, because software with `select` fails with high descriptors."""
     if _former_limits:
         with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
@@ -92,7 +89,7 @@ class UnprovenPlaces(Generic[K]):
         return True
 
     def surplus(self) -> tuple[K, str] | None:
-        """Remove and return the connection to close, with its address; None for up to `most` connections."""
+        """Remove and return the connection to close, with its address, or None."""
         return self.pop_oldest_connection() if len(self) > self.most else None
 
     def pop_oldest_connection(self) -> tuple[K, str]:

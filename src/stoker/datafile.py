@@ -51,7 +51,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def refuse_duplicate_columns(names: Sequence[str], *, path: Path, where: str) -> None:
-    """Raise ConfigError if two columns have the same name. Columns may have no name."""
+    """Raise ConfigError if two columns have the same name."""
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
         raise ConfigError.in_file(path, f"{where}: two columns are called {twice}; give each its own name", key=twice)
@@ -146,7 +146,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LONGEST_CELL = 2**31 - 1
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""Exceptions from truncated or damaged files. (click treats EOFError as Ctrl-D and prints nothing.)"""
+"""Exceptions from truncated or damaged files."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -177,7 +177,7 @@ def _read_lines(path: Path) -> Iterator[Line]:
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
-    """Open a text file, compressed or not. Raises ConfigError if the suffix does not match the content."""
+    """Open a text file, compressed or not."""
     ending = path.suffix.lower()
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     file = openers.get(ending, open)(path, "rb")
@@ -254,7 +254,7 @@ def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
 
 
 def _invalid_utf8_error(path: Path) -> ConfigError:
-    """Return an error with the first line that is not UTF-8, which the decoder does not report."""
+    """Return an error with the first line that is not UTF-8."""
     number = 0
     try:
         with _open(path, errors="surrogateescape") as file:
@@ -273,7 +273,7 @@ _FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
 
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a folder from `Dataset.save_to_disk`. Raises ConfigError if the folder has several splits."""
+    """Yield the rows of a folder from `Dataset.save_to_disk` with one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:

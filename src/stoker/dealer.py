@@ -40,7 +40,7 @@ _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """CURVE keys as Z85 text: the public key of the server, and this process's key pair."""
+    """CURVE keys as Z85 text: the server's, and this process's pair."""
 
     server: str
     public: str
@@ -57,8 +57,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that reports `events` of another socket, with an unlimited queue. (With pyzmq's limit of 2,000
-    events, libzmq's thread holds a lock until an event is read, and `disable_monitor` waits for it forever.)"""
+    """Return a socket that reports `events` of another socket. (With pyzmq's limited queue, libzmq's thread may hold a
+    lock for which `disable_monitor` waits forever.)"""
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -68,7 +68,7 @@ def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[by
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read an event and its value from a monitor, without pyzmq's function, which imports asyncio."""
+    """Read an event and its value, without pyzmq's function, which imports asyncio."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
@@ -87,7 +87,7 @@ class Dealer:
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ has stopped trying to connect, because a process at the address refused the handshake."""
+        """True if ZeroMQ has stopped trying, because the handshake was refused."""
         self.refused = False
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -116,7 +116,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Handle all `changes`. Return True if a connection was made, so that the caller must send a hello message."""
+        """Handle all `changes`. Return True if the caller must send a hello message."""
         fresh = False
         for change in self.changes():
             match change:
@@ -150,7 +150,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to another address. Return False if the address is unchanged and ZeroMQ still retries."""
+        """Connect to another address; return False if nothing was to do."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:

@@ -1,8 +1,4 @@
-"""Messages about damaged bytes and wrong file formats, and exceptions of decoders.
-
-In addition to DecodeError, msgspec and `json` raise UnicodeDecodeError (a ValueError) for text that is not UTF-8,
-RecursionError for deep nesting, and MemoryError and OverflowError for impossible lengths.
-"""
+"""Messages about damaged bytes and wrong file formats, and exceptions of decoders."""
 
 from __future__ import annotations
 
@@ -60,7 +56,7 @@ def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
 
 
 def describe_invalid_utf8(data: bytes) -> str:
-    """Return where `data` is not UTF-8, with advice: `line 3: byte 14 (0xe9) is not UTF-8 …`. Return "" for UTF-8."""
+    """Return where `data` is not UTF-8, with advice, or an empty text."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -71,7 +67,7 @@ def describe_invalid_utf8(data: bytes) -> str:
 
 
 def invalid_byte_message(place: int, byte: int) -> str:
-    """Return the error text for a byte that is not UTF-8. `place`: column of the byte, from 1."""
+    """Return the error text for a byte that is not UTF-8. `place`: its column, from 1."""
     return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
 
 

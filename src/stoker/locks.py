@@ -1,8 +1,8 @@
 """Take, wait for and check file locks (flock).
 
 Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There, `take` writes a
-file `NAME.holder`, which names the process and is valid while the process lives, and `wait` does nothing. This is
-sufficient, because a lease decides which manager runs a session, and objects are verified by digest.
+file `NAME.holder`, which names the process and is valid while it lives, and `wait` does nothing. This is sufficient,
+because a lease decides which manager runs a session, and objects are verified by digest.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """Return True if a process holds a lock on a file; None if this is unknown. With `exclusively`, only an exclusive
-    lock counts, so that concurrent checks do not report each other."""
+    """Return True if a process holds a lock on a file; None if unknown. With `exclusively`, only an exclusive lock
+    counts, so that concurrent checks do not report each other."""
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -78,7 +78,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """Content of a `.holder` file. `inode`: of the locked file; a new file of the same name is unlocked."""
+    """Content of a `.holder` file. `inode`: of the locked file."""
 
     machine: str
     pid: int
@@ -93,7 +93,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot, or 0 if the process does not run."""
+    """Return the start time of a process in clock ticks since boot; 0 if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -123,7 +123,7 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _is_holder_alive(holder: _Named) -> bool:
-    """Return True if the process is alive. A process on another machine is invisible and counts as dead."""
+    """Return True if the process lives on this machine."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -142,7 +142,7 @@ def _read_lock_holder(file: Path) -> _Named | None:
 
 
 def holders(file: Path) -> list[LockHolder]:
-    """Return this user's local processes that hold or inherited a file's lock (proc_pid_fdinfo(5)). Slow."""
+    """Return this user's processes that hold a file's lock (proc_pid_fdinfo(5)). Slow."""
     name, found = os.path.realpath(file), []
     for process in sorted((each for each in Path("/proc").iterdir() if each.name.isdigit()), key=lambda p: int(p.name)):
         with suppress(OSError):  # the process has ended, or another user owns it

@@ -1,7 +1,7 @@
 """Log files of bounded size. Standard library only, for the pilot's starter.
 
-A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` frees the
-disk space of a log's middle, which then reads as zeros, so byte offsets stay valid.
+A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` turns a
+log's middle into zeros without disk space, so that byte offsets stay valid.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LOOK_EVERY = 64
 """Number of lines between two checks of the log's size."""
 
 OUTPUT_BYTES = 64_000_000
-"""Disk space in bytes at which `free_file_middle` frees the middle of a library's log."""
+"""Disk space in bytes at which the middle of a library's log is freed."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""Number of bytes at the start and at the end of a file that `free_file_middle` keeps."""
+"""Bytes at the start and at the end that `free_file_middle` keeps."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -64,7 +64,7 @@ class BoundedLog(WatchedFileHandler):
             self._redirect_output(before)
 
     def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr to this log if they write to `before` or to a former log file."""
+        """Redirect stdout and stderr here if they write to `before` or to a former log file."""
         if self.stream is None:
             return
         now = _identity(self.stream.fileno())
@@ -92,7 +92,6 @@ class BoundedLog(WatchedFileHandler):
 
 
 def _is_former_log_file(descriptor: int, log: Path) -> bool:
-    """Return True if the file of the descriptor is a renamed or deleted `log`."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     name = str(log.parent.resolve() / log.name)
     return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
@@ -110,8 +109,7 @@ def keep_log(path: Path) -> None:
 
 
 def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Free the middle of a file that uses more than `most_bytes` of disk. Return False if nothing was freed. Raises
-    OSError, also if the file system cannot free parts of a file."""
+    """Free the middle of a file that uses more than `most_bytes` of disk. Return False if nothing was freed."""
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False
@@ -138,7 +136,7 @@ _SUBJECTS = 256
 
 
 class SeldomLog:
-    """A log that limits warnings: one per subject and `most` in total within `every_s` seconds. Thread-safe."""
+    """Limits warnings to one per subject and `most` in total within `every_s`. Thread-safe."""
 
     def __init__(
         self, log: logging.Logger, *, every_s: float = 10.0, most: int = 20, clock: Callable[[], float] = time.monotonic

@@ -424,7 +424,7 @@ def _make_run_folder(root: Path, *, prefix: str) -> Path:
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """Return True if the folder has files other than the lock and the unfinished `run.json` of a stopped run."""
+    """Return True if the folder has files that are not of a stopped run."""
     return not {path.name for path in folder.iterdir()} <= {_LOCK, _draft(folder / _RUN).name}
 
 
