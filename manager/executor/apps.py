@@ -30,9 +30,16 @@ from stoker.manager.executor.options import (
     check_integer_option,
     parse_call_specification,
 )
-from stoker.manager.executor.packing import bare, name_of
 from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction, modules_pickled_with
+from stoker.manager.executor.prepared import (
+    PACKED,
+    SPECIFICATION,
+    AppWants,
+    PreparedFunction,
+    bare,
+    modules_pickled_with,
+    name_of,
+)
 from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 
@@ -63,28 +70,7 @@ def app(
     ignore_for_cache: Sequence[str] | None = None,
     executors: Sequence[str] | None = None,
 ) -> Callable[[Callable[..., Any]], StokerApp]: ...
-def app(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    context: Recipe | Family | None = None,
-    batch_size: int | None = None,
-    timeout: str | float | None = None,
-    priority: int = 0,
-    deadline: str | float | None = None,
-    late: str = "run",
-    latency: str | float | None = None,
-    ttft: str | float | None = None,
-    tpot: str | float | None = None,
-    gang: int | tuple[int, int] = 1,
-    features: Features | Mapping[str, Any] | None = None,
-    variants: Sequence[Recipe] = (),
-    stream: bool | None = None,
-    cache: bool = False,
-    ignore_for_cache: Sequence[str] | None = None,
-    executors: Sequence[str] | None = None,
-    **unknown: Any,
-) -> Any:
+def app(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function into an app: each call returns a future, and runs where its context is loaded.
 
     Futures as arguments, `inputs`, `outputs`, `stdout` and a `walltime` parameter work as in Parsl's `python_app`.
@@ -117,7 +103,6 @@ def app(
     Raises:
         ConfigError: An option or its value is not allowed. RecipeError: The context is not a recipe.
     """
-    asked = {name: value for name, value in locals().items() if name in _OPTIONS}
     if isinstance(function, Recipe | RecipeFactory):
         what = getattr(function, "__name__", None) or "..."
         raise ConfigError(f"@stoker.app accepts options only by name: @stoker.app(context={what})")
@@ -125,30 +110,42 @@ def app(
         raise ConfigError(
             f"@stoker.app decorates a function, and accepts options only by name; it received {function!r:.80}"
         )
-    if unknown:
-        wrong = next(iter(unknown))
-        near = difflib.get_close_matches(wrong, _OPTIONS, n=1)
-        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(_OPTIONS)}")
+    if wrong := next((name for name in options if name not in OPTIONS), ""):
+        near = difflib.get_close_matches(wrong, OPTIONS, n=1)
+        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(OPTIONS)}")
         raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
-    if batch_size is not None:
-        check_integer_option("batch_size", batch_size, least=1)
-    check_boolean_option("cache", cache)
-    if names_in("executors", executors) == []:
+    options = {**OPTIONS, **options}
+    if options["batch_size"] is not None:
+        check_integer_option("batch_size", options["batch_size"], least=1)
+    check_boolean_option("cache", options["cache"])
+    if names_in("executors", options["executors"]) == []:
         raise ConfigError("executors: the list is empty, so no executor could run a call; omit this option to use all")
-    if names_in("ignore_for_cache", ignore_for_cache) and not cache:
+    if names_in("ignore_for_cache", options["ignore_for_cache"]) and not options["cache"]:
         raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or omit ignore_for_cache")
-    wants = _parse_app_options(asked)
+    wants = _parse_app_options(options)
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
-        own = wants
-        if callable(function) and resolve_stream_option(function, stream=stream, gang=wants.options.gang):
-            own = wants.streaming(True)
-        return StokerApp(function, own, asked)
+        bare = function.__func__ if isinstance(function, staticmethod) else function
+        streams = options["stream"]
+        if streams is None and callable(function):
+            streams = is_generator_function(bare)
+        if streams and wants.options.gang[1] > 1:
+            raise ConfigError(
+                f"{name_of(function)} yields its result in pieces, which calls of a gang cannot do: omit gang, or write"
+                " stream=False for a result that is the list of yielded values",
+                key="gang",
+            )
+        return StokerApp(function, wants.streaming(bool(streams)), options)
 
     return decorate if function is None else decorate(function)
 
 
-_OPTIONS = tuple(each for each in inspect.signature(app).parameters if each not in ("function", "unknown"))
+OPTIONS: dict[str, Any] = {
+    "context": None, "batch_size": None, "timeout": None, "priority": 0, "deadline": None, "late": "run",
+    "latency": None, "ttft": None, "tpot": None, "gang": 1, "features": None, "variants": (), "stream": None,
+    "cache": False, "ignore_for_cache": None, "executors": None,
+}  # fmt: skip
+"""The options of `app` and their defaults."""
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
@@ -287,8 +284,13 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def __set_name__(self, owner: type, name: str) -> None:
         """Put the context before `self`, because a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
-            self._is_method = True
-            self.func = wrap_error(_accept_context_before_self(self.function))
+            self._is_method, method = True, self.function
+
+            @functools.wraps(method)
+            def call(context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+                return method(instance, context, *args, **kwargs)
+
+            self.func = wrap_error(call)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None or self._is_static else functools.partial(self, instance)
@@ -305,14 +307,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         if wants.options.priority:
             facts.append(f"priority {wants.options.priority}")
         return f"<app {self.__name__}: {', '.join(facts)}>"
-
-
-def _accept_context_before_self(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(instance, context, *args, **kwargs)
-
-    return call
 
 
 def app_executor_labels(app: PythonApp | None) -> list[str] | None:
@@ -384,16 +378,3 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
         has = ", ".join(parameters) or "none"
         what = getattr(function, "__name__", "the function")
         raise ConfigError(f"{what}: ignore_for_cache: {unknown!r} is not one of its parameters ({has})", key=unknown)
-
-
-def resolve_stream_option(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """Return True if calls send their results in pieces, which calls of a gang cannot."""
-    bare = function.__func__ if isinstance(function, staticmethod) else function
-    streams = is_generator_function(bare) if stream is None else stream
-    if streams and gang[1] > 1:
-        raise ConfigError(
-            f"{name_of(function)} yields its result in pieces, which calls of a gang cannot do: omit gang, or write"
-            " stream=False for a result that is the list of yielded values",
-            key="gang",
-        )
-    return streams

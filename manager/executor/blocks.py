@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.monitoring.message_type import MessageType
@@ -22,7 +22,6 @@ from parsl.providers.base import ExecutionProvider
 from parsl.providers.errors import SubmitException
 from parsl.utils import execute_wait
 
-from stoker.config import Site
 from stoker.errors import SessionError
 from stoker.locks import is_locked
 from stoker.manager.executor.client import Link
@@ -31,9 +30,12 @@ from stoker.manager.factory import pilot_command
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import PilotStatus
-from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import ReleaseBlock, WantPilots
+from stoker.site import Site
 from stoker.units import show_seconds
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.executor import StokerExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +48,7 @@ LOCK_FREE_S = 2.0
 _LAST_LINES = 20
 
 
-class BlockOwner(Protocol):
-    site: Site
-    provider: ExecutionProvider | None
-    seen_blocks: set[str]
-    blocks_to_job_id: dict[str, str]
-
-    @property
-    def status_facade(self) -> Mapping[str, JobStatus]: ...
-    def ask_status(self) -> Status | None: ...
-    def set_bad_state_and_fail_all(self, exception: Exception) -> None: ...
-
-
-def fail_calls_if_all_blocks_failed(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
+def fail_calls_if_all_blocks_failed(executor: StokerExecutor, status: dict[str, JobStatus]) -> None:
     if executor.seen_blocks or not status:
         return
     enough = max(1, getattr(executor.provider, "init_blocks", 1))
@@ -85,7 +75,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
     return SessionError("\n".join(lines), log=log)
 
 
-def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
+def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[str]:
     """Return up to `wanted` blocks to drain: first the blocks with the fewest running calls, then the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer, running = executor.ask_status(), Counter[str]()
@@ -113,7 +103,7 @@ def blocks_with_pilots(link: Link) -> set[str]:
         return set()
 
 
-def end_all(executor: BlockOwner, *, told: set[str]) -> None:
+def end_all(executor: StokerExecutor, *, told: set[str]) -> None:
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
@@ -136,12 +126,6 @@ def _unfinished_jobs(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
     except OSError:  # the status files are missing; cancelling an ended job is harmless
         return list(jobs)
-
-
-def ensure_script_dir(provider: ExecutionProvider, run_dir: str) -> None:
-    if getattr(provider, "script_dir", "") is None:
-        provider.script_dir = str(Path(run_dir) / "submit_scripts")
-        Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
 
 
 def workers_per_node(site: Site) -> int:
@@ -173,7 +157,7 @@ def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> Non
 class BlockUpkeep:
     """Reports blocks to the manager, and cancels the jobs of drained blocks and of blocks without pilots."""
 
-    def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
+    def __init__(self, owner: StokerExecutor, *, lease_s: float) -> None:
         self._owner = owner
         self._lease_s = lease_s
         self._cancel_at: dict[str, float] = {}
@@ -187,7 +171,14 @@ class BlockUpkeep:
             self._cancel_at[block] = time.monotonic() + within_s
             link.tell(ReleaseBlock(block))
 
-    def cancel_blocks_without_pilots(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
+    def cancel_due(self, status: Mapping[str, JobStatus], *, emptied: Container[str] | None) -> None:
+        """Cancel drained blocks, and blocks that have lost their pilots (`emptied`, None if unknown)."""
+        for block, at in list(self._cancel_at.items()):
+            if time.monotonic() >= at:
+                del self._cancel_at[block]
+                self._cancel(block)
+        if emptied is None:
+            return
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
         now, known = time.monotonic(), self._silent_since
         self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
@@ -195,12 +186,6 @@ class BlockUpkeep:
         for block, since in self._silent_since.items():
             if now - since >= self._lease_s and self._cancel(block):
                 logger.warning("block %s: its pilots left %s ago, but the job still runs and is cancelled", block, gone)
-
-    def cancel_drained(self) -> None:
-        for block, at in list(self._cancel_at.items()):
-            if time.monotonic() >= at:
-                del self._cancel_at[block]
-                self._cancel(block)
 
     def tell(self, status: Mapping[str, JobStatus], link: Link) -> None:
         said = {

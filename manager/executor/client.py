@@ -85,12 +85,9 @@ class Link:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         pair = folder.read_key("client")
         self._dealer = Dealer(
-            self.session.address,
-            name=ClientId(f"client-{uuid4().hex[:12]}"),
-            keys=Keys(self.session.server_key, pair.public, pair.secret),
-            log=logger,
-            reconnect_ms=(50, 1000),
-        )
+            self.session.address, name=ClientId(f"client-{uuid4().hex[:12]}"),
+            keys=Keys(self.session.server_key, pair.public, pair.secret), log=logger, reconnect_ms=(50, 1000),
+        )  # fmt: skip
         self._socket = self._dealer.socket
         self._socket_fd, self._monitor_fd = self._dealer.filenos()
         _links.add(self)
@@ -116,14 +113,9 @@ class Link:
         return self.membership.why_silent() if self.over is None and self._joined.is_set() else ""
 
     def submit(
-        self,
-        submission: Submission,
-        payload: Payload,
-        waiter: Waiter,
-        *,
-        features: Features | None = None,
+        self, submission: Submission, payload: Payload, waiter: Waiter, *, features: Features | None = None,
         inbox: PieceInbox | None = None,
-    ) -> CallId:
+    ) -> CallId:  # fmt: skip
         """Send a call; `inbox` receives its pieces. Raises SessionError if the session has ended."""
         if self.over is not None:
             raise self.over
@@ -191,7 +183,10 @@ class Link:
             self._out.queue.append(to_manager.Cancel(list(self.waiting.calls), True))
         self._send_queued_messages()
         until = time.monotonic() + timeout_s
-        while self.over is None and (self.waiting or self._has_undelivered_messages()) and time.monotonic() < until:
+        while self.over is None and time.monotonic() < until:
+            with self._lock:
+                if not (self.waiting or self._out.queue or self._out.has_unacknowledged):
+                    return
             time.sleep(0.01)
 
     def close(self) -> None:
@@ -250,10 +245,6 @@ class Link:
             self._lock.release()
         if more:
             self.wake()
-
-    def _has_undelivered_messages(self) -> bool:
-        with self._lock:
-            return bool(self._out.queue) or self._out.has_unacknowledged
 
     def _flush(self) -> bool:
         """Return True if a frame was sent. The caller must hold `_lock`."""
@@ -432,4 +423,11 @@ class Link:
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [link.forked() for link in list(_links)])
+
+
+def _after_fork() -> None:
+    for link in list(_links):
+        link.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -34,14 +34,23 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import refuse_non_utf8_path, working_folder
 from stoker.manager.environment.carrying import prepare
-from stoker.manager.executor import blocks, detached, engines, packing, processes
+from stoker.manager.executor import blocks, detached, engines, processes
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.kernel import task_being_launched
 from stoker.manager.executor.options import CallPlace, check_executor_options, check_local_policy
 from stoker.manager.executor.outgoing import Replaced, wait_for_answer
 from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, modules_pickled_with
+from stoker.manager.executor.prepared import (
+    PACKED,
+    SPECIFICATION,
+    AppWants,
+    Preparer,
+    inline_or_store_arguments,
+    is_same_function,
+    modules_pickled_with,
+    pack_arguments,
+)  # fmt: skip
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
@@ -81,19 +90,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     """
 
     def __init__(
-        self,
-        site: str | os.PathLike[str] | Site | None = None,
-        label: str = "stoker",
-        provider: ExecutionProvider | None = None,
-        *,
-        session: str | os.PathLike[str] | None = None,
-        working_dir: str | os.PathLike[str] | None = None,
-        storage_access: Sequence[Staging] | None = None,
-        drain_s: float = 60.0,
-        progress: bool = True,
+        self, site: str | os.PathLike[str] | Site | None = None, label: str = "stoker",
+        provider: ExecutionProvider | None = None, *, session: str | os.PathLike[str] | None = None,
+        working_dir: str | os.PathLike[str] | None = None, storage_access: Sequence[Staging] | None = None,
+        drain_s: float = 60.0, progress: bool = True,
         block_error_handler: bool | Callable[[BlockProviderExecutor, dict[str, JobStatus]], None] = True,
         remote_monitoring_radio: RadioConfig | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_executor_options(
             site=site, session=session, provider=provider, label=label, working_dir=working_dir, drain_s=drain_s,
             progress=progress, storage_access=storage_access, block_error_handler=block_error_handler,
@@ -181,13 +184,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         )
         link.wait_joined(START_LIMIT_S)
         self._news = WaitNotices(
-            faults_only=not self._progress,
-            ask=self.ask_status,
-            calls_wait=lambda: bool(link.waiting),
-            journal_trouble=lambda: link.journal_trouble,
-            why_silent=link.why_silent,
-            is_ours=link.has_sent,
-        )
+            faults_only=not self._progress, ask=self.ask_status, calls_wait=lambda: bool(link.waiting),
+            journal_trouble=lambda: link.journal_trouble, why_silent=link.why_silent, is_ours=link.has_sent,
+        )  # fmt: skip
         self._news.start()
 
     def _start_session(self) -> None:
@@ -251,7 +250,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def _start_blocks(self) -> None:
         """Start blocks on a thread, so that Ctrl-C cannot interrupt the record of a submission."""
         if self.provider is not None and self.provider.init_blocks > 0:
-            blocks.ensure_script_dir(self.provider, self.run_dir)
+            if getattr(self.provider, "script_dir", "") is None:
+                self.provider.script_dir = os.path.join(self.run_dir, "submit_scripts")
+                os.makedirs(self.provider.script_dir, exist_ok=True)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
             self._starting = thread.submit(self.scale_out_facade, self.provider.init_blocks)
             thread.shutdown(wait=False)
@@ -285,7 +286,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if isinstance(resource_specification, AppWants):
             inbox = resource_specification.inbox
             kwargs.pop(SPECIFICATION, None)
-            if packing.is_same_function(resource_specification.made_of, func):  # Parsl may wrap `func` to stage files
+            if is_same_function(resource_specification.made_of, func):  # Parsl may wrap `func` to stage files
                 blob = resource_specification.function
         elif (spec := prepared.parsl_spec(args, kwargs)) is not None:
             wants = self.preparer.wants_from_parsl_spec(spec)
@@ -301,10 +302,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         name, large = prepared.name, link.large
         if packed is None:
             by_name, brought = modules_pickled_with(submission.function, submission.recipe), set[str]()
-            payload = packing.pack_arguments(args, kwargs, name=name, large=large, by_name=by_name, brought=brought)
+            payload = pack_arguments(args, kwargs, name=name, large=large, by_name=by_name, brought=brought)
             prepared.add_modules_to_pickle(brought)
         else:
-            payload = packing.inline_or_store_arguments(packed, name=name, large=large)
+            payload = inline_or_store_arguments(packed, name=name, large=large)
         task = task_being_launched()
         if task is not None and task["resource_specification"] is CANCELLED:  # cancelled after this method began
             if isinstance(payload, ObjectRef):
@@ -387,12 +388,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
             self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
-            self._upkeep.cancel_blocks_without_pilots(status, emptied=answer.emptied_blocks)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
                     job.message = job.message or "the job ended before its pilot reached the manager"
-        self._upkeep.cancel_drained()
+        self._upkeep.cancel_due(status, emptied=None if answer is None else answer.emptied_blocks)
         self.send_block_states()
         return status
 

@@ -100,7 +100,7 @@ class CallFuture(Future[Any]):
             or not can_unpickle_without_user_code(end)
             or self._triggers_user_callbacks()
         ):
-            settling.add(functools.partial(self._set_outcome_unless_done, end))
+            settling.add(functools.partial(self._set_outcome, end))
             return False
         before = time.monotonic()
         self._set_outcome(end)
@@ -115,13 +115,10 @@ class CallFuture(Future[Any]):
                 return any(map(is_users_callback, callbacks_of(app)))
         return False
 
-    def _set_outcome_unless_done(self, end: CallEnd) -> None:
+    def _set_outcome(self, end: CallEnd) -> None:
         if self.done():
             discard_result(end)
-        else:
-            self._set_outcome(end)
-
-    def _set_outcome(self, end: CallEnd) -> None:
+            return
         try:
             if end.ok and self._inbox is not None:
                 packed = self._inbox.pickled_pieces_at_end(end)

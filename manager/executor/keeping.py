@@ -19,7 +19,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.manager.executor.kept_file import KeptFile, KeptHeader, record, refused
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_window import MapInbox, size_of
-from stoker.manager.executor.packing import logger
+from stoker.manager.executor.prepared import logger
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 
@@ -117,22 +117,19 @@ class Keeping:
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
         header = calls.header()
-        self.file = KeptFile(path)
+        self.file = file = KeptFile(path)
         try:
-            self._start_or_resume(header, reuse=reuse)
+            there = file.header
+            if there is None or refuse_or_describe_change(there, header, path=path, reuse=reuse):
+                file.begin(header)
         except BaseException:
-            self.file.close()
+            file.close()
             raise
-        self.inbox = KeepingInbox(self.file)
-
-    def _start_or_resume(self, header: KeptHeader, *, reuse: bool) -> None:
-        file, there = self.file, self.file.header
-        if there is None or refuse_or_describe_change(there, header, path=file.path, reuse=reuse):
-            file.begin(header)
+        self.inbox = KeepingInbox(file)
         if len(file):
             damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
             text = "%s has %s results of earlier runs%s; their items do not run again"
-            logger.warning(text, file.path, f"{len(file):,}", damaged)
+            logger.warning(text, path, f"{len(file):,}", damaged)
 
     def find(self, key: str, *, items: int) -> KeptItem | None:
         at = self.file.find(key)

@@ -22,8 +22,7 @@ from parsl.dataflow.taskrecord import TaskRecord
 from parsl.errors import NoDataFlowKernelError
 
 from stoker.errors import CallCancelledError, SerializationError, SessionError
-from stoker.manager.executor.packing import logger
-from stoker.manager.executor.prepared import PACKED
+from stoker.manager.executor.prepared import PACKED, logger
 
 HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
       ...                          # call it here"""

@@ -19,8 +19,7 @@ from stoker.manager.executor.kept_file import KeptHeader, kept_key
 from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import name_of, pack_arguments
-from stoker.manager.executor.prepared import modules_pickled_with
+from stoker.manager.executor.prepared import modules_pickled_with, name_of, pack_arguments
 from stoker.protocol.calls import Payload
 from stoker.protocol.session import PYTHON
 
@@ -63,13 +62,9 @@ def find_kernel_and_executor(
 
 class MapCalls:
     def __init__(
-        self,
-        executor: StokerExecutor,
-        function: Callable[..., Any],
-        *,
-        batch_size: int | None = None,
+        self, executor: StokerExecutor, function: Callable[..., Any], *, batch_size: int | None = None,
         streams: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._before: tuple[Any, ...] = ()
         self._with: dict[str, Any] = {}
         app = unwrap_parsl_app(function)
@@ -94,13 +89,9 @@ class MapCalls:
 
     def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
         packed = pack_arguments(
-            (*self._before, *args),
-            {**self._with, **kwargs} if kwargs else self._with,
-            name=self.name,
-            large=self._large,
-            by_name=self._by_name,
-            brought=self._brought,
-        )
+            (*self._before, *args), {**self._with, **kwargs} if kwargs else self._with, name=self.name,
+            large=self._large, by_name=self._by_name, brought=self._brought,
+        )  # fmt: skip
         if self._brought:  # send the modules that the arguments need only once, together with the function
             self._prepared.add_modules_to_pickle(self._brought)
             self._brought.clear()
@@ -113,14 +104,10 @@ class MapCalls:
         recipes = (wants.recipe, *wants.variants, *(wants.family.recipes if wants.family else ()))
         keys = dict.fromkeys(recipe.key for recipe in recipes)
         return KeptHeader(
-            function=self.name,
-            code=self._prepared.content(self._function, self._submission.function),
+            function=self.name, code=self._prepared.content(self._function, self._submission.function),
             arguments=kept_key((self._before, self._with)) if self._before or self._with else "",
-            context=wants.recipe.name,
-            context_key=" ".join(keys),
-            batch_size=self.batch_size,
-            python=PYTHON,
-        )
+            context=wants.recipe.name, context_key=" ".join(keys), batch_size=self.batch_size, python=PYTHON,
+        )  # fmt: skip
 
     def submission(self) -> Submission:
         """Return the submission for calls that are sent now."""

@@ -123,15 +123,9 @@ class MapReports:
     """Sends reports on one map to the manager, at most one a second."""
 
     def __init__(
-        self,
-        tell: Callable[[MapReport], None],
-        *,
-        name: str,
-        context: str,
-        items: int | None,
-        batch_size: int | None,
+        self, tell: Callable[[MapReport], None], *, name: str, context: str, items: int | None, batch_size: int | None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._tell = tell
         self._number = next(_numbers)
         self._name = name
@@ -178,15 +172,9 @@ class MapReports:
             done, kept = min(done, total), min(kept, total)
             unsent = max(0, -(-total // self._size) - self._sent - self._kept)
         return MapReport(
-            self._number,
-            self._name,
-            self._context,
-            total=-1 if total is None else total,
-            done=done,
-            kept=kept,
-            unsent=unsent,
-            over=self._is_over,
-        )
+            self._number, self._name, self._context, total=-1 if total is None else total, done=done, kept=kept,
+            unsent=unsent, over=self._is_over,
+        )  # fmt: skip
 
 
 class MapInbox:

@@ -32,7 +32,7 @@ from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, Slo
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
 from stoker.manager.executor.options import check, check_boolean_option, check_integer_option
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import name_of
+from stoker.manager.executor.prepared import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.session_files import discard_result
 from stoker.protocol.calls import CallEnd, Payload
@@ -44,17 +44,10 @@ PATIENCE_S = 0.02
 
 
 def map(
-    function: Callable[..., Any],
-    items: Iterable[Any],
-    *,
-    batch_size: int | None = None,
-    ordered: bool = True,
-    progress: bool | Follow = False,
-    window: int | None = None,
-    return_exceptions: bool = False,
-    keep: str | os.PathLike[str] | None = None,
-    reuse: bool = False,
-) -> ResultStream:
+    function: Callable[..., Any], items: Iterable[Any], *, batch_size: int | None = None, ordered: bool = True,
+    progress: bool | Follow = False, window: int | None = None, return_exceptions: bool = False,
+    keep: str | os.PathLike[str] | None = None, reuse: bool = False,
+) -> ResultStream:  # fmt: skip
     """Call `function` on every item; return an iterator that yields results as they arrive.
 
     If the program leaves the loop, the remaining calls are cancelled. Calls are not retried.
@@ -147,19 +140,9 @@ class ResultStream(Iterator[Any]):
     """
 
     def __init__(
-        self,
-        executor: StokerExecutor,
-        calls: MapCalls,
-        inputs: Iterator[Any],
-        *,
-        ordered: bool,
-        window: int,
-        total: int | None,
-        follow: Follow | None,
-        return_exceptions: bool,
-        retries: int,
-        keeping: Keeping | None,
-    ) -> None:
+        self, executor: StokerExecutor, calls: MapCalls, inputs: Iterator[Any], *, ordered: bool, window: int,
+        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int, keeping: Keeping | None,
+    ) -> None:  # fmt: skip
         self._link = executor.link
         self._calls = calls
         self._keeping = keeping
@@ -305,7 +288,7 @@ class ResultStream(Iterator[Any]):
         if isinstance(end, KeptItem):
             value, size = end.value(), end.items
             if isinstance(self._follow, MapProgress):
-                self._follow.count_kept_items(size)
+                self._follow.kept_taken += size
         elif isinstance(end, _NotSent):
             self.failed_item = end.place
             if not self._return_exceptions:

@@ -209,9 +209,6 @@ class Wants(msgspec.Struct, frozen=True):
             known = self.of_lengths[recipe.key] = msgspec.structs.replace(self, **chosen, of_lengths={})
         return known
 
-    def options_with_call_place(self, place: CallPlace) -> CallOptions:
-        return msgspec.structs.replace(self.options, folder=place.folder, home=place.home)
-
 
 def parse_call_specification(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
     unknown = sorted(str(key) for key in specification if key not in KEYS)

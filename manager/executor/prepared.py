@@ -1,4 +1,4 @@
-"""Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
+"""Prepare calls for submission: a function's name and bytes, its `Submission` per specification, the arguments.
 
 A function is pickled once per map, or once per call of an app. The bytes are reused while all captured objects are
 immutable and unchanged (`contexts.function_code`).
@@ -7,33 +7,45 @@ immutable and unchanged (`contexts.function_code`).
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
+import logging
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import CellType
 from typing import Any
 
+import msgspec
+import parsl
+from parsl.app.bash import remote_side_bash_executor
+from parsl.app.errors import wrap_error
+from parsl.app.python import timeout
 from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.digest import digest_of
 from stoker.contexts.factory import first_rebound_name
 from stoker.contexts.function_code import Captured, SourceLines
-from stoker.contexts.payloads import carried_module_names, dump_parts, dumps_code
+from stoker.contexts.payloads import carried_module_names, dump_parts, dumps_arguments, dumps_code
 from stoker.contexts.recipe import Recipe
+from stoker.contexts.user_code import is_installed
 from stoker.errors import ConfigError, ProtocolError, RecipeError, SerializationError
 from stoker.manager.executor.options import ANYWHERE, CallPlace, Wants, parse_call_specification, read_parsl_spec
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import bare, logger, name_of, own, place_of
 from stoker.manager.executor.pieces import PieceInbox
+from stoker.manager.executor.session_files import LargeArguments
 from stoker.protocol import to_manager, wire
 from stoker.protocol.bounds import MOST_DEFINED_BYTES, describe_invalid_message
-from stoker.protocol.calls import CallSpec, Features
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallSpec, Features, Payload
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 from stoker.units import show_bytes
+
+logger = logging.getLogger("stoker.captured")
 
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"
@@ -42,6 +54,95 @@ PARSL_SPEC = "parsl_spec"
 _RECIPES_KEPT = 32
 _LARGE_BYTES = 1_000_000
 _decode = wire.from_client_decoder()
+
+# ---- names of functions
+
+
+_WRAPPER_CODE = wrap_error(lambda: None).__code__
+_PARSL = os.path.dirname(parsl.__file__) + os.sep
+_MOST_WRAPPERS = 16
+_TIMEOUT_CODE = timeout(lambda: None, 1).__code__
+
+
+def bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the user's function without `python_app`'s wrapper, which hides failures from the manager."""
+    inner = getattr(function, "__wrapped__", None)
+    return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
+
+
+def own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the user's function without any of Parsl's wrappers."""
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(function, functools.partial) and function.func is remote_side_bash_executor and function.args:
+            function = function.args[0]
+            continue
+        code = getattr(function, "__code__", None)
+        if code is None or not code.co_filename.startswith(_PARSL):
+            break
+        cells = dict(zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False))
+        inner = getattr(function, "__wrapped__", None) or cells.get("func") or cells.get("f")
+        if isinstance(inner, CellType):
+            inner = inner.cell_contents
+        if not callable(inner):
+            break
+        function = inner
+    return function
+
+
+def is_same_function(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
+    """Return True for the same function, perhaps in two walltime wrappers of Parsl."""
+    if made_of is function:
+        return True
+    codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
+    return codes == {_TIMEOUT_CODE} and made_of.__wrapped__ is function.__wrapped__  # type: ignore[union-attr,attr-defined]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    inner = getattr(function, "func", function) if not hasattr(function, "__name__") else function
+    name = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", None) or type(function).__name__
+    return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Return where a function is defined: a module's name or a file; empty if unknown."""
+    with suppress(Exception):  # errors in the object's attributes must not stop the call
+        inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+        module = str(getattr(inner, "__module__", None) or type(inner).__module__)
+        code = getattr(inner, "__code__", None)
+        if is_installed(module) or code is None or not os.path.isfile(code.co_filename):
+            return module
+        file: str = code.co_filename
+        return os.path.realpath(file).encode("utf-8", "replace").decode()
+    return ""
+
+
+# ---- bytes of arguments
+
+
+def pack_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
+    by_name: frozenset[str] = frozenset(), brought: set[str] | None = None,
+) -> Payload:  # fmt: skip
+    """Pickle a call's arguments; write large ones to a file of `large`. See `dumps_arguments`."""
+    try:
+        data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
+    except SerializationError as error:
+        raise SerializationError(f"{name}: {error}", **error.facts) from error
+    return inline_or_store_arguments(data, name=name, large=large)
+
+
+def inline_or_store_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
+    if len(data) <= INLINE_LIMIT_BYTES:
+        return data
+    try:
+        return large.put(data)
+    except OSError as error:
+        raise SerializationError(
+            f"{name}: its arguments of {show_bytes(len(data))} cannot be written to {large.folder}: {error}; make room "
+            "there, or keep sessions elsewhere with stoker.load(run_dir=...)",
+            what="argument",
+        ) from error
+
 
 # ---- specifications that pass through Parsl's kernel
 
@@ -54,12 +155,8 @@ class AppWants(dict[str, Any]):
     """
 
     def __init__(
-        self,
-        wants: Wants,
-        *,
-        function: FunctionBlob | None = None,
-        made_of: Callable[..., Any] | None = None,
-    ) -> None:
+        self, wants: Wants, *, function: FunctionBlob | None = None, made_of: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.wants = wants
         self.due_at: float | None = None
@@ -105,7 +202,9 @@ class PreparedFunction:
         self._blobs: dict[tuple[Any, ...], FunctionBlob] = {}
         self._before: dict[tuple[Any, ...], FunctionBlob] = {}
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
-        self._spec_place = _parsl_spec_position(function)
+        self._spec_place: int | None = None
+        with suppress(TypeError, ValueError):  # without a signature or this parameter
+            self._spec_place = list(inspect.signature(function).parameters).index(PARSL_SPEC)
         self._told: set[str] = set()
         self._has_warned = False
         self._sendable: set[str] = set()
@@ -176,7 +275,7 @@ class PreparedFunction:
         submission = Submission(
             function=blob,
             recipe=wants.recipe,
-            options=wants.options_with_call_place(place),
+            options=msgspec.structs.replace(wants.options, folder=place.folder, home=place.home),
             variants=wants.variants,
             due_at=due_at if wants.deadline_s else None,
         )
@@ -273,25 +372,15 @@ def _check_pickle_size(size: int, whose: str, *, what: str) -> None:
         )
 
 
-def _parsl_spec_position(function: Callable[..., Any]) -> int | None:
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return None
-    return names.index(PARSL_SPEC) if PARSL_SPEC in names else None
-
-
 class Preparer:
     """Maps functions to prepared functions. `check` refuses options that the engine cannot honour. `on_replaced` gets
     the keys of a changed function's old and new bytes."""
 
     def __init__(
-        self,
-        check: Callable[[Wants], None] = lambda _wants: None,
-        *,
+        self, check: Callable[[Wants], None] = lambda _wants: None, *,
         on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None,
         leave_source: Callable[[str, Callable[..., Any], Recipe], None] = lambda _key, _function, _recipe: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.check = check
         self.on_replaced = on_replaced
         self.leave_source = leave_source

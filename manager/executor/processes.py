@@ -128,13 +128,9 @@ class ManagerProcess:
     """The manager of a session. The watching thread calls `on_lost` if restarts fail."""
 
     def __init__(
-        self,
-        folder: SessionFolder,
-        *,
-        on_lost: Callable[[SessionError], None],
-        options: Sequence[str] = (),
+        self, folder: SessionFolder, *, on_lost: Callable[[SessionError], None], options: Sequence[str] = (),
         command: Sequence[str] = (sys.executable, "-P", "-m", "stoker.manager.main"),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._on_lost = on_lost
         self._command = [*command, "--session", str(folder.path), "--parent", str(os.getpid()), *options]
@@ -166,8 +162,8 @@ class ManagerProcess:
 
     def end(self, *, grace_s: float) -> None:
         self.expect_manager_exit()
-        for stop, wait_s in ((lambda: None, grace_s), (self._process.terminate, 2.0), (self._process.kill, 2.0)):
-            stop()
+        for stop, wait_s in (("poll", grace_s), ("terminate", 2.0), ("kill", 2.0)):
+            getattr(self._process, stop)()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)
                 return

@@ -52,7 +52,7 @@ class MapProgress:
         self._name = name
         self._total = total
         self._kept = kept if total is None else min(kept, total)
-        self._kept_taken = 0
+        self.kept_taken = 0
         self._ask_status = ask_status
         self._started = self._drawn = time.monotonic()
         self._asked = 0.0
@@ -73,18 +73,15 @@ class MapProgress:
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
         now = time.monotonic()
-        done -= self._kept_taken
+        done -= self.kept_taken
         self._pace.add(done - self._done, now)
         self._done = done
         if now - self._drawn >= self._pause_s:
             self._draw(now)
 
-    def count_kept_items(self, items: int) -> None:
-        self._kept_taken += items
-
     @property
     def shown(self) -> int:
-        shown = self._done + max(self._kept, self._kept_taken)
+        shown = self._done + max(self._kept, self.kept_taken)
         return shown if self._total is None else min(shown, self._total)
 
     def close(self) -> None:
@@ -108,7 +105,7 @@ class MapProgress:
         elapsed = now - self._started
         per_s = self._pace.per_second(now) if not last else self._done / max(elapsed, 1e-9)
         rate = f"{per_s:,.1f}/s" if elapsed > 0.5 and per_s else ""
-        shown = self.shown if not last else self._done + self._kept_taken
+        shown = self.shown if not last else self._done + self.kept_taken
         rest = 0 if self._total is None else self._total - shown
         left = format_time_left(self._pace.left_s(rest, now)) if rest and not last else ""
         of = shown if self._total is None else f"{shown}/{self._total}"
@@ -148,16 +145,10 @@ class WaitNotices:
     """
 
     def __init__(
-        self,
-        *,
-        ask: Callable[[], Status | None],
-        calls_wait: Callable[[], bool],
-        journal_trouble: Callable[[], str],
-        is_ours: Callable[[str], bool],
-        why_silent: Callable[[], str],
-        say: Callable[[str], None] | None = None,
+        self, *, ask: Callable[[], Status | None], calls_wait: Callable[[], bool], journal_trouble: Callable[[], str],
+        is_ours: Callable[[str], bool], why_silent: Callable[[], str], say: Callable[[str], None] | None = None,
         faults_only: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._faults_only = faults_only
         self._ask = ask
         self._calls_wait = calls_wait

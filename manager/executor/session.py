@@ -87,7 +87,18 @@ def load(
     """
     global _current
     with _lock:
-        _refuse_second()
+        if _current is not None and DataFlowKernelLoader._dfk is None:  # the program has cleared Parsl
+            _current.stop()
+        if _current is not None:
+            raise SessionError(
+                f"session {_current.id} is loaded already; leave its `with` block or call its stop() first",
+                session=_current.id,
+            )
+        if DataFlowKernelLoader._dfk is not None:
+            raise SessionError(
+                "Parsl is loaded already; either put a stoker.StokerExecutor() into its Config, or end Parsl first with"
+                " parsl.dfk().cleanup()"
+            )
         if site is None and provider is None and session is None:
             session = os.environ.get(JOINS) or None
         check_load_arguments(run_dir=run_dir, retries=retries, options=options)
@@ -103,7 +114,7 @@ def load(
             _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # also after Ctrl-C, end the started processes immediately
             with _print_message_if_slow("stoker: the session that was starting is being ended"):
-                kernel = DataFlowKernelLoader._dfk
+                kernel: Any = DataFlowKernelLoader._dfk
                 if kernel is not None:
                     DataFlowKernelLoader.clear()
                     if not kernel.cleanup_called:
@@ -145,21 +156,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _refuse_second() -> None:
-    if _current is not None and DataFlowKernelLoader._dfk is None:  # the program has cleared Parsl
-        _current.stop()
-    if _current is not None:
-        raise SessionError(
-            f"session {_current.id} is loaded already; leave its `with` block or call its stop() first",
-            session=_current.id,
-        )
-    if DataFlowKernelLoader._dfk is not None:
-        raise SessionError(
-            "Parsl is loaded already; either put a stoker.StokerExecutor() into its Config, or end Parsl first with "
-            "parsl.dfk().cleanup()"
-        )
 
 
 class Session:

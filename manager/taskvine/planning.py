@@ -61,7 +61,17 @@ def _cores(site: Site) -> int:
 def _batch_options(site: Site, *, session: str) -> str:
     provider = site.provider
     if provider.kind is ProviderKind.SLURM:
-        return _slurm_options(site, session=session)
+        given: Sequence[tuple[str, str]] = (
+            ("partition", provider.partition),
+            ("account", provider.account),
+            ("qos", provider.qos),
+            ("constraint", provider.constraint),
+            ("time", str(_minutes_rounded_up(provider.walltime_s))),
+            ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
+        )
+        marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
+        words = [f"--{name}={shlex.quote(value)}" for name, value in given if value]
+        return " ".join([*words, *provider.options, *marks])
     if provider.kind is ProviderKind.CONDOR:
         lines = [f"+MaxWallTime = {_minutes_rounded_up(provider.walltime_s)}"]
         if provider.account:
@@ -72,20 +82,6 @@ def _batch_options(site: Site, *, session: str) -> str:
         marks = [f"+{name} = {description.quoted(value)}" for name, value in known_by] if session else []
         return "\n".join([*lines, *provider.options, *marks])
     return ""
-
-
-def _slurm_options(site: Site, *, session: str) -> str:
-    provider = site.provider
-    given: Sequence[tuple[str, str]] = (
-        ("partition", provider.partition),
-        ("account", provider.account),
-        ("qos", provider.qos),
-        ("constraint", provider.constraint),
-        ("time", str(_minutes_rounded_up(provider.walltime_s))),
-        ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
-    )
-    marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
-    return " ".join([*(f"--{name}={shlex.quote(value)}" for name, value in given if value), *provider.options, *marks])
 
 
 def _minutes_rounded_up(seconds: float) -> int:

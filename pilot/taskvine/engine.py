@@ -215,13 +215,9 @@ class VineManager:
         if plan.search_path:
             start.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
         task = self._manager.create_library_from_functions(
-            name,
-            library.serve,
-            library_context_info=[library.load, [messages.encode(setup)], {}],
-            exec_mode="direct",
-            add_env=False,
-            init_command=" ".join(start),
-        )
+            name, library.serve, library_context_info=[library.load, [messages.encode(setup)], {}], exec_mode="direct",
+            add_env=False, init_command=" ".join(start),
+        )  # fmt: skip
         needs = recipe.needs
         task.set_cores(cores)
         task.set_function_slots(1)

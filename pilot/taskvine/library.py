@@ -238,15 +238,11 @@ class VineLibrary:
     def _make_runner(self, context: object, workplace: Workplace) -> Runner:
         setup, home = self._setup, self._home
         runner = Runner(
-            Settings(pilot=setup.pilot, library=0, folder=home, log=self._log, objects=setup.objects),
-            slot=0,
-            marker=Marker(os.path.join(home, "stoker-running"), slots=1),
-            workplace=workplace,
-            tail=self._tail,
-            context=context,
-            report=lambda _report: None,
+            Settings(pilot=setup.pilot, library=0, folder=home, log=self._log, objects=setup.objects), slot=0,
+            marker=Marker(os.path.join(home, "stoker-running"), slots=1), workplace=workplace, tail=self._tail,
+            context=context, report=lambda _report: None,
             place=Place(home, setup.devices, setup.recipe.needs.device_memory_bytes),
-        )
+        )  # fmt: skip
         os.chdir(home)
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner

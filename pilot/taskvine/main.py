@@ -25,7 +25,16 @@ from stoker.folders import working_folder_if_exists
 from stoker.log_files import keep_log
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import presence
-from stoker.pilot.core.events import DeviceAway, FromManager, HelloDue, Signalled, TaskVineEnded, Tick, UsageMeasured
+from stoker.pilot.core.events import (
+    DeviceAway,
+    FromManager,
+    HelloDue,
+    Signalled,
+    TaskVineEnded,
+    Tick,
+    TimerFired,
+    UsageMeasured,
+)
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import VineManager, VinePlan, VineWorker, read
@@ -118,7 +127,8 @@ class PoolLoop:
 
     def _timers(self, now: float) -> None:
         link, pool = self._link, self._pool
-        pool.fire_timers(now)
+        for key in pool.timers.due(now):
+            pool.handle(TimerFired(key))
         if now >= self._check_at:
             self._check_at = now + _CHECK_S
             # TaskVine holds the interpreter lock. If TaskVine hangs, exit this process, so that another pool can run.
@@ -155,15 +165,13 @@ class PoolLoop:
             if self._link.dealer.connected:
                 self._greet()
         if self._devices:
-            self._report_usable_slots(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
-
-    def _report_usable_slots(self, count: int) -> None:
-        usable = min(len(self._devices), max(1, count))
-        here, most = len(self._workers), self._plan.most_workers
-        reason = f"TaskVine has no worker for it: {here} of {most} are connected" if usable < self._usable else ""
-        for place in range(min(usable, self._usable), max(usable, self._usable)):
-            self._pool.handle(DeviceAway(self._devices[place].device, reason))
-        self._usable = usable
+            count = sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values())
+            usable, most = min(len(self._devices), max(1, count)), self._plan.most_workers
+            reason = f"TaskVine has no worker for it: {len(here)} of {most} are connected"
+            for place in range(min(usable, self._usable), max(usable, self._usable)):
+                why = reason if usable < self._usable else ""
+                self._pool.handle(DeviceAway(self._devices[place].device, why))
+            self._usable = usable
 
     def _scale(self, now: float) -> None:
         """Double the number of wanted workers while every slot is occupied. (TaskVine's factory cannot count waiting
@@ -248,17 +256,9 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     )  # fmt: skip
     link = ManagerLink(session, pilot=pilot, block=block)
     facts = PilotFacts(
-        pilot=pilot,
-        session=link.session.session,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        devices=(),
-        block=block,
-        cache_bound_bytes=ANY_BYTES,
-        logs=str(logs),
-        folder=str(logs),
-        objects=objects,
-    )
+        pilot=pilot, session=link.session.session, host=socket.gethostname(), pid=os.getpid(), devices=(), block=block,
+        cache_bound_bytes=ANY_BYTES, logs=str(logs), folder=str(logs), objects=objects,
+    )  # fmt: skip
     pool = VinePool(engine, link, facts=facts, setup=setup)
     try:
         return PoolLoop(link, pool, engine, factory, plan=orders).run()

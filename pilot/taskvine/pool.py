@@ -18,7 +18,7 @@ import msgspec
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, TimerFired
+from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferWeighed, Pinned
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager, VinePlan, VineWorker
@@ -91,10 +91,6 @@ class VinePool:
 
     def farewell(self) -> None:
         self.handle(Farewell({number: library.sent for number, library in self.libraries.items()}))
-
-    def fire_timers(self, now: float) -> None:
-        for key in self.timers.due(now):
-            self.handle(TimerFired(key))
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:

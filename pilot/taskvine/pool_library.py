@@ -44,14 +44,11 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
             why = f", which took more memory than the {declared} that it declares"
     doing = "while it loaded" if loading else "in a call on"
     return Failure(
-        kind=kind,
-        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; TaskVine reports: {said}",
-        pilot=pilot,
-        library=ordered.library,
-        tail=tail(note.log, start=note.start) if note is not None else "",
+        kind=kind, message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; TaskVine reports: {said}",
+        pilot=pilot, library=ordered.library, tail=tail(note.log, start=note.start) if note is not None else "",
         log=note.log if note is not None else "",
         printed=Printed(note.log, note.start, 0) if note is not None and not loading else None,
-    )
+    )  # fmt: skip
 
 
 # ---- orders
@@ -109,13 +106,10 @@ class Orders:
             if is_large:
                 break
         return messages.PoolOrder(
-            ticket=self._engine.new_ticket(),
-            function=run.function,
-            function_name=self.names[run.function],
-            calls=calls,
-            options=run.options,
+            ticket=self._engine.new_ticket(), function=run.function, function_name=self.names[run.function],
+            calls=calls, options=run.options,
             objects={ref.name: f"argument-{number}" for number, ref in enumerate(_large(calls))},
-        )
+        )  # fmt: skip
 
     def new(self, order: messages.PoolOrder = _NO_CALLS, calls: Sequence[CallSpec] = ()) -> messages.PoolOrder:
         return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=list(calls))

@@ -193,10 +193,10 @@ def parse_site(text: str, *, file: str) -> Site:
 def _convert_number_settings(data: dict[str, Any]) -> None:
     """Convert number settings in place, such as `nodes = "2"` and `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
-        settings = data.get(table)
         fields = msgspec.structs.fields(shape)
         numbers = {field.encode_name for field in fields if (get_args(field.type) or (field.type,))[0] is int}
-        for setting, value in settings.items() if isinstance(settings, dict) else ():
+        settings: dict[str, Any] = data[table] if isinstance(data.get(table), dict) else {}
+        for setting, value in settings.items():
             if setting in numbers and isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
                 settings[setting] = int(value)
             if setting == "gpus" and type(value) is int:

@@ -200,7 +200,8 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
-        problem = _reword_toml_error(re.sub(r" \(at .*\)$", "", str(error)))
+        problem = re.sub(r" \(at .*\)$", "", str(error))
+        problem = next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
         raise ConfigError.in_file(file, f"not TOML: {problem}", line=line) from None
     except RecursionError:
         raise ConfigError.in_file(file, "not TOML: its lists or tables are nested too deep") from None
@@ -224,10 +225,6 @@ _TOML_WORDS = {
     "Cannot declare": "this table is written twice",
 }
 """Explanations for users, by the start of tomllib's message."""
-
-
-def _reword_toml_error(problem: str) -> str:
-    return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
 
 
 def read_toml(
@@ -261,14 +258,9 @@ _STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
 
 
 def _explain_setting_fault(
-    problem: str,
-    place: SettingPlace,
-    root: type[msgspec.Struct],
-    shapes: dict[str, str],
-    *,
-    data: Any,
+    problem: str, place: SettingPlace, root: type[msgspec.Struct], shapes: dict[str, str], *, data: Any,
     read: ReadUnit | None,
-) -> tuple[int, str, str]:
+) -> tuple[int, str, str]:  # fmt: skip
     """Return the length of the table's path, the setting, and the explanation."""
     parts, kind = place.path, place.kind
     whole = len(parts)

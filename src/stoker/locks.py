@@ -152,13 +152,7 @@ def holders(file: Path) -> list[LockHolder]:
                         continue
                     facts = (process / "fdinfo" / descriptor).read_text().splitlines()
                     if any(line.startswith("lock:") and " FLOCK " in line for line in facts):
-                        found.append(LockHolder(int(process.name), _process_command_line(process)))
+                        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                        found.append(LockHolder(int(process.name), tuple(words)))
                         break
     return found
-
-
-def _process_command_line(process: Path) -> tuple[str, ...]:
-    try:
-        return tuple((process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
-    except OSError:
-        return ()

@@ -67,11 +67,13 @@ class BoundedLog(WatchedFileHandler):
         """Redirect stdout and stderr here if they write to `before` or to a former log file."""
         if self.stream is None:
             return
-        now = _identity(self.stream.fileno())
+        log, now = Path(self.baseFilename), _identity(self.stream.fileno())
+        name = str(log.parent.resolve() / log.name)
+        former = (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
         for output in (1, 2):
             with contextlib.suppress(OSError):
                 printed = _identity(output)
-                if printed != now and (printed == before or _is_former_log_file(output, Path(self.baseFilename))):
+                if printed != now and (printed == before or os.readlink(f"/proc/self/fd/{output}") in former):
                     os.dup2(self.stream.fileno(), output)
 
     def _is_full(self) -> bool:
@@ -89,12 +91,6 @@ class BoundedLog(WatchedFileHandler):
                 fresh.write(last)
             path.replace(path.with_name(f"{path.name}.1"))
         self.reopenIfNeeded()
-
-
-def _is_former_log_file(descriptor: int, log: Path) -> bool:
-    target = os.readlink(f"/proc/self/fd/{descriptor}")
-    name = str(log.parent.resolve() / log.name)
-    return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -28,18 +28,9 @@ class ProgressBar(Progress):
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        total: float | None,
-        done: float = 0,
-        facts: Callable[[], str],
-        above: Lines = no_lines,
-        below: Lines = no_lines,
-        console: Console,
-        redraws: bool = False,
-        vanishes: bool = False,
-    ) -> None:
+        self, name: str, *, total: float | None, done: float = 0, facts: Callable[[], str], above: Lines = no_lines,
+        below: Lines = no_lines, console: Console, redraws: bool = False, vanishes: bool = False,
+    ) -> None:  # fmt: skip
         self._name, self._facts, self._above, self._below = name, facts, above, below
         self._bar = BarColumn()
         super().__init__(

@@ -323,7 +323,9 @@ def open_run(
     existed = (folder / _RUN).exists()
     if existed:
         _check_same_parameters(folder, app=app, parameters=parameters)
-    elif folder.exists() and (not folder.is_dir() or _holds_other_files(folder)):
+    elif folder.exists() and not (
+        folder.is_dir() and {path.name for path in folder.iterdir()} <= {_LOCK, _draft(folder / _RUN).name}
+    ):
         raise ConfigError.in_file(folder, "is not a run folder and not empty; choose another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -421,11 +423,6 @@ def _make_run_folder(root: Path, *, prefix: str) -> Path:
         except OSError as error:
             raise ConfigError.in_file(root / name, f"cannot be made: {error.strerror}") from None
     return root / name
-
-
-def _holds_other_files(folder: Path) -> bool:
-    """Return True if the folder has files that are not of a stopped run."""
-    return not {path.name for path in folder.iterdir()} <= {_LOCK, _draft(folder / _RUN).name}
 
 
 def _draft(path: Path) -> Path:

@@ -113,19 +113,15 @@ def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
     names = {name for context in mine for name in (context.key, context.name)}
     here = [pilot for pilot in status.pilots if pilot.state != "gone"]
     loading = [each for each in status.libraries if each.recipe in names and each.state == "loading"]
+    sums = ("hot", "loading", "queued", "running", "loads", "load_total_s")
     return ContextFacts(
         names=tuple(context.name for context in mine),
-        hot=sum(context.hot for context in mine),
-        loading=sum(context.loading for context in mine),
         loading_on=tuple(sorted({device for library in loading for device in library.devices})),
         pilots=len(here),
         devices=sum(len(pilot.devices) for pilot in here),
-        queued=sum(context.queued for context in mine),
-        running=sum(context.running for context in mine),
-        loads=sum(context.loads for context in mine),
-        load_total_s=sum(context.load_total_s for context in mine),
         calls=sum(context.served for context in mine),
         waits_for=next((context.waits_for for context in mine if context.waits_for), ""),
+        **{name: sum(getattr(context, name) for context in mine) for name in sums},
     )
 
 

@@ -118,7 +118,8 @@ def _refusal_text(option: str, why: str) -> str:
 def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
     for number, word in enumerate(words):
         if kind in _WORDS:
-            option = _lsf_option(word) if kind == "lsf" else word
+            attached = [option for option in _LSF_ATTACHED if kind == "lsf" and word.startswith(option)]
+            option = max(attached, key=len, default=word)
             if option in _WORDS[kind]:
                 yield option, _WORDS[kind][option]
             if kind == "grid_engine" and words[number : number + 2] in (["-w", "v"], ["-w", "p"]):
@@ -132,11 +133,6 @@ def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
             yield from _refused_short_options(kind, word)
             if kind == "pbs" and "W" in word[:2] and _PBS_WAITS.search("".join(words[number : number + 2])):
                 yield "-W block", _ANSWER
-
-
-def _lsf_option(word: str) -> str:
-    """Return the option at the start of a word that also contains the option's value, otherwise the word."""
-    return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
 
 
 def _refused_short_options(kind: str, word: str) -> Iterator[tuple[str, str]]:

@@ -88,7 +88,9 @@ def _is_user_error(error: BaseException) -> bool:
 
 
 def _keep_user_frames(trace: TracebackType | None) -> TracebackType | None:
-    frames = [each for each in _frames(trace) if not _is_ours(each) and not _is_parsl_frame(each)]
+    parsl = sys.modules.get("parsl")
+    theirs = os.path.dirname(str(parsl.__file__)) + os.sep if parsl is not None else "\0"
+    frames = [each for each in _frames(trace) if not _is_ours(each) and not _file_of(each).startswith(theirs)]
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
@@ -104,11 +106,6 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 def _is_ours(trace: TracebackType) -> bool:
     file = _file_of(trace)
     return file.startswith(_OURS) and not file.startswith(_APPS)
-
-
-def _is_parsl_frame(trace: TracebackType) -> bool:
-    parsl = sys.modules.get("parsl")
-    return parsl is not None and _file_of(trace).startswith(os.path.dirname(str(parsl.__file__)) + os.sep)
 
 
 def _file_of(trace: TracebackType) -> str:

@@ -24,7 +24,8 @@ def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> It
     try:
         yield place
         if sync:
-            sync_file(place)
+            with place.open("rb") as file:
+                os.fsync(file.fileno())
         place.replace(path)
     finally:
         with suppress(OSError):
@@ -58,14 +59,6 @@ def append_or_truncate(file: int, data: bytes, *, at: int) -> None:
         with suppress(OSError):
             os.ftruncate(file, at)
         raise
-
-
-def sync_file(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def sync_folder(folder: Path) -> None:

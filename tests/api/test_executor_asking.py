@@ -21,8 +21,7 @@ from stoker.contexts import payloads
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.executor import blocks, executor, failures
 from stoker.manager.executor.options import SpecificationError, Wants, parse_call_specification, read_parsl_spec
-from stoker.manager.executor.packing import bare, pack_arguments
-from stoker.manager.executor.prepared import AppWants, Preparer
+from stoker.manager.executor.prepared import AppWants, Preparer, bare, pack_arguments
 from stoker.manager.executor.session_files import LargeArguments
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
 
