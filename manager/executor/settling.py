@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -177,41 +178,19 @@ def add_callback(future: Future[Any], callback: Callback, *, register: Callable[
     """Run a callback after the future has ended, on a callback thread if the callback may wait."""
     if future.done() or not is_users_callback(callback):
         register(callback)
-    elif future.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(callback, future):
-        register(future.__dict__["_users_callbacks"].schedule_on_callback_thread)
+        return
+    in_order = future.__dict__.setdefault("_users_callbacks", (deque(), threading.Lock()))
+    in_order[0].append(callback)
+    register(functools.partial(_schedule_next, *in_order))
 
 
-class UsersCallbacks:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._due: list[Callback] = []
-        self._is_registered = False
-        self._is_finished = False
-
-    def add(self, callback: Callback, future: Future[Any]) -> bool:
-        """Run the callback after the future's earlier ones. Return True for the first, with which the future must call
-        `schedule_on_callback_thread` when it ends."""
-        with self._lock:
-            self._due.append(callback)
-            first, self._is_registered = not self._is_registered, True
-            again, self._is_finished = self._is_finished, False
-        if again:
-            self.schedule_on_callback_thread(future)
-        return first
-
-    def schedule_on_callback_thread(self, future: Future[Any]) -> None:
-        callbacks.add(functools.partial(self._run, future))
-
-    def _run(self, future: Future[Any]) -> None:
-        while (callback := self._next()) is not None:
+def _schedule_next(due: deque[Callback], running: threading.Lock, future: Future[Any]) -> None:
+    def run() -> None:
+        with running:  # the callbacks of a future run one after the other
+            callback = due.popleft()
             try:
                 callback(future)
             except BaseException:  # later callbacks run even after SystemExit
                 logger.exception("a callback of %r failed", future)
 
-    def _next(self) -> Callback | None:
-        with self._lock:
-            if self._due:
-                return self._due.pop(0)
-            self._is_finished = True
-            return None
+    callbacks.add(run)

@@ -24,21 +24,18 @@ _APPS = os.path.join(_OURS, "apps") + os.sep
 
 
 def install_traceback_hooks() -> None:
-    if not isinstance(sys.excepthook, _Hook):
-        sys.excepthook = _Hook(sys.excepthook)
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        trim(error)
+        before(kind, error, error.__traceback__ if trace is not None else None)
+
+    if getattr(before, "__module__", "") != __name__:
+        sys.excepthook = hook
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
     shell = get_shell() if get_shell is not None else None
     if shell is not None and not shell.custom_exceptions:  # keep a user's own handler
         shell.set_custom_exc((Exception,), _show_notebook_traceback)
-
-
-class _Hook:
-    def __init__(self, before: Any) -> None:
-        self._before = before
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        trim(error)
-        self._before(kind, error, error.__traceback__ if trace is not None else None)
 
 
 def _show_notebook_traceback(

@@ -139,14 +139,10 @@ def show_seconds(seconds: float) -> str:
     """
     if seconds == math.inf:
         return "unlimited"
-    if seconds < 0.0095:
-        return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.0995:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
+        return f"{seconds * 1e3:.{int(seconds < 0.0095)}f} ms"
     if seconds < 59.5:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.{int(seconds < 9.95)}f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
