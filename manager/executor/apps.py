@@ -17,7 +17,7 @@ from parsl.dataflow.dflow import DataFlowKernel
 from stoker.contexts.encoder import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.function_code import describe_generator, is_generator_function
-from stoker.contexts.payloads import dumps_arguments, pickle_if_plain
+from stoker.contexts.payloads import pickle_if_plain
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.executor import check_labels, stoker_executors
@@ -266,15 +266,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             return plain
         if any(isinstance(value, Future | File) for value in (*args, *kwargs.values())):
             return None
+        function, recipe = specification.function, specification.wants.recipe
         try:
-            function, recipe = specification.function, specification.wants.recipe
             by_name = frozenset() if function is None else modules_pickled_with(function, recipe)
-            brought = set[str]()
-            packed = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
+            return prepared.dumps(args, kwargs, by_name=by_name)
         except SerializationError:  # the call's future raises this error
             return None
-        prepared.add_modules_to_pickle(brought)
-        return packed
 
     @property
     def function(self) -> Callable[..., Any]:

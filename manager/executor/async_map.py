@@ -32,7 +32,7 @@ def amap(
     keep: str | os.PathLike[str] | None = None,
     reuse: bool = False,
 ) -> AsyncResults:
-    """Call `function` on every item; return an iterator for `async for` that yields results as they arrive.
+    """Return an iterator for `async for` over the results of `function` on every item, as they arrive.
 
     Leaving the loop, or cancelling the waiting task, cancels the remaining calls.
 
@@ -40,9 +40,6 @@ def amap(
         function: See `stoker.map`.
         items: See `stoker.map`; may also be an async iterable.
         batch_size, ordered, progress, window, return_exceptions, keep, reuse: See `stoker.map`.
-
-    Returns:
-        An async iterator of results.
 
     Raises:
         SessionError: No site is loaded.
@@ -76,7 +73,7 @@ class AsyncResults(AsyncIterator[Any]):
 
     @property
     def taken(self) -> int:
-        """Number of results that the program has received."""
+        """Number of received results."""
         return self._results.taken
 
     @property
@@ -111,7 +108,7 @@ class AsyncResults(AsyncIterator[Any]):
             self._asked.put(None)
 
     async def aclose(self) -> None:
-        """Cancel the remaining calls. `contextlib.aclosing` needs this method."""
+        """As `close`, for `contextlib.aclosing`."""
         self.close()
 
     async def __aenter__(self) -> AsyncResults:

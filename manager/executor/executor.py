@@ -49,7 +49,6 @@ from stoker.manager.executor.prepared import (
     inline_or_store_arguments,
     is_same_function,
     modules_pickled_with,
-    pack_arguments,
 )  # fmt: skip
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.session_files import ProgramSources
@@ -299,17 +298,14 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         due_at = getattr(resource_specification, "due_at", None)
         submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
-        name, large = prepared.name, link.large
         if packed is None:
-            by_name, brought = modules_pickled_with(submission.function, submission.recipe), set[str]()
-            payload = pack_arguments(args, kwargs, name=name, large=large, by_name=by_name, brought=brought)
-            prepared.add_modules_to_pickle(brought)
-        else:
-            payload = inline_or_store_arguments(packed, name=name, large=large)
+            by_name = modules_pickled_with(submission.function, submission.recipe)
+            packed = prepared.dumps(args, kwargs, by_name=by_name)
+        payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large)
         task = task_being_launched()
         if task is not None and task["resource_specification"] is CANCELLED:  # cancelled after this method began
             if isinstance(payload, ObjectRef):
-                large.drop(payload)
+                link.large.drop(payload)
             future.cancel()
             return future
         future.call = link.submit(submission, payload, future, features=wants.features, inbox=inbox)

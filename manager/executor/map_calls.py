@@ -19,7 +19,7 @@ from stoker.manager.executor.kept_file import KeptHeader, kept_key
 from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.prepared import modules_pickled_with, name_of, pack_arguments
+from stoker.manager.executor.prepared import inline_or_store_arguments, modules_pickled_with, name_of
 from stoker.protocol.calls import Payload
 from stoker.protocol.session import PYTHON
 
@@ -84,19 +84,15 @@ class MapCalls:
         self.batch_size = batch_size
         self._function = function
         self._make_submission = functools.partial(self._prepared.submission, function, place=executor.call_place)
-        self._brought: set[str] = set()
         self._renew_submission()
 
     def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
-        packed = pack_arguments(
-            (*self._before, *args), {**self._with, **kwargs} if kwargs else self._with, name=self.name,
-            large=self._large, by_name=self._by_name, brought=self._brought,
-        )  # fmt: skip
-        if self._brought:  # send the modules that the arguments need only once, together with the function
-            self._prepared.add_modules_to_pickle(self._brought)
-            self._brought.clear()
+        prepared, kwargs = self._prepared, {**self._with, **kwargs} if kwargs else self._with
+        also = prepared.also
+        packed = prepared.dumps((*self._before, *args), kwargs, by_name=self._by_name)
+        if prepared.also is not also:  # send modules only once, together with the function
             self._renew_submission()
-        return packed
+        return inline_or_store_arguments(packed, name=self.name, large=self._large)
 
     def header(self) -> KeptHeader:
         """Return everything that determines the map's results, except the items."""

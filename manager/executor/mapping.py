@@ -48,7 +48,7 @@ def map(
     progress: bool | Follow = False, window: int | None = None, return_exceptions: bool = False,
     keep: str | os.PathLike[str] | None = None, reuse: bool = False,
 ) -> ResultStream:  # fmt: skip
-    """Call `function` on every item; return an iterator that yields results as they arrive.
+    """Return an iterator over the results of `function` on every item, as they arrive.
 
     If the program leaves the loop, the remaining calls are cancelled. Calls are not retried.
 
@@ -65,9 +65,6 @@ def map(
         return_exceptions: Return the exception of a failed call as its result, and continue.
         keep: A file that stores each result, so that the next run skips these items (docs/long-runs.md).
         reuse: Accept stored results even if the function or its context has changed.
-
-    Returns:
-        An iterator of results.
 
     Raises:
         SessionError: No site is loaded.

@@ -119,18 +119,6 @@ def place_of(function: Callable[..., Any]) -> str:
 # ---- bytes of arguments
 
 
-def pack_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
-    by_name: frozenset[str] = frozenset(), brought: set[str] | None = None,
-) -> Payload:  # fmt: skip
-    """Pickle a call's arguments; write large ones to a file of `large`. See `dumps_arguments`."""
-    try:
-        data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
-    except SerializationError as error:
-        raise SerializationError(f"{name}: {error}", **error.facts) from error
-    return inline_or_store_arguments(data, name=name, large=large)
-
-
 def inline_or_store_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
     if len(data) <= INLINE_LIMIT_BYTES:
         return data
@@ -209,13 +197,13 @@ class PreparedFunction:
         self._has_warned = False
         self._sendable: set[str] = set()
         self._content = ("", "")
-        self._also = frozenset[str]()
+        self.also = frozenset[str]()
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         """Return the function's current bytes. Raises SerializationError."""
         function, takes = bare(function), wants.takes_context
         by_name = carried_module_names(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
-        how = (takes, by_name, self._also)
+        how = (takes, by_name, self.also)
         with self._lock:
             if self._captured is None or self._captured.changed(function):
                 self._before |= self._blobs
@@ -245,9 +233,16 @@ class PreparedFunction:
             show_bytes(size),
         )
 
-    def add_modules_to_pickle(self, modules: set[str]) -> None:
-        if modules:
-            self._also |= modules
+    def dumps(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, by_name: frozenset[str]) -> bytes:
+        """Pickle a call's arguments. Modules that they need are pickled with the function from now on (`also`)."""
+        brought = set[str]()
+        try:
+            data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
+        except SerializationError as error:
+            raise SerializationError(f"{self.name}: {error}", **error.facts) from error
+        if brought:
+            self.also |= brought
+        return data
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
         """Return the digest of a function's content, equal in all programs, or else the key of its bytes."""

@@ -19,7 +19,7 @@ from stoker.protocol.ids import CallId, show_call
 
 
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
-    """Call `function` once; return an iterator over the yielded pieces as they arrive (`for` or `async for`).
+    """Return an iterator (`for` or `async for`) over the pieces that one call of `function` yields, as they arrive.
 
     Leaving the loop, or dropping the iterator, cancels the call. While the reader is slow, the call waits. If a lost
     pilot's call runs again, pieces that the program has read are not repeated.
@@ -30,9 +30,6 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         *args: Arguments of the function.
         rerun_may_differ: Accept a second run that yields different pieces.
         **kwargs: Keyword arguments of the function.
-
-    Returns:
-        An iterator of pieces.
 
     Raises:
         SessionError: No site is loaded.

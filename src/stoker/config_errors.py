@@ -176,15 +176,6 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 # ---- errors in words
 
 
-class ConfigFault(typing.NamedTuple):
-    """A fault in a TOML file. `path`: of the setting or its table."""
-
-    line: int
-    key: str
-    problem: str
-    path: KeyPath = ()
-
-
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
     """Return the values of TOML text by key.
 
@@ -234,24 +225,25 @@ def read_toml(
     try:
         return msgspec.convert(data, type=shape, dec_hook=read)
     except msgspec.ValidationError as error:
-        fault = explain(str(error), text=text, root=shape, shapes=shapes, data=data, read=read)
-        raise ConfigError.in_file(file, fault.problem, line=fault.line, key=fault.key) from None
+        problem, path, key = explain(str(error), root=shape, shapes=shapes, data=data, read=read)
+        raise ConfigError.in_file(file, problem, line=line_of(path, text), key=key) from None
     except (RecursionError, OverflowError, ValueError) as error:
         raise ConfigError.in_file(file, f"cannot be read: {error}") from None
 
 
 def explain(
-    fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
+    fault: str, *, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
-) -> ConfigFault:  # fmt: skip
-    """Explain msgspec's message `fault`. `shapes`: the valid values of settings with a pattern, in words."""
+) -> tuple[str, KeyPath, str]:  # fmt: skip
+    """Return an explanation of msgspec's message `fault`, the path of the setting or its table, and the setting.
+    `shapes`: the valid values of settings with a pattern, in words."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = find_setting_at_path(root, parts, data=data, read=read)
     depth, key, words = _explain_setting_fault(problem, place, root, shapes, data=data, read=read)
     path = (*place.path[:depth], key.partition("[")[0])
     table = ".".join(place.shown[:depth])
-    return ConfigFault(line_of(path, text), key, f"[{table}] {words}" if table else words, path)
+    return f"[{table}] {words}" if table else words, path, key
 
 
 _STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")

@@ -26,8 +26,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from stoker import whole_files
 from stoker.decoding import UNREADABLE
@@ -39,7 +38,7 @@ __all__ = ["Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_
 Record = dict[str, Any]
 
 
-class RecordLog:
+class RecordLog(contextlib.AbstractContextManager["RecordLog"]):
     """A log of JSON records. Each key is written once.
 
     Args:
@@ -91,13 +90,10 @@ class RecordLog:
         return tuple(record[field] for field in self._fields)
 
     def append(self, records: Iterable[Record]) -> int:
-        """Write the records with new keys in one write.
+        """Return the number of records with new keys, after one write of these.
 
         Args:
-            records: Records; records with known keys are skipped.
-
-        Returns:
-            Number of written records.
+            records: Records; those with known keys are skipped.
 
         Raises:
             StokerError: The write failed. No record is added.
@@ -152,10 +148,7 @@ class RecordLog:
             self._reader.close()
             self._reader = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -215,16 +208,13 @@ class RunFolder:
         finally:
             path.unlink(missing_ok=True)
 
-    def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
-        """Write the final file atomically, then remove the log of results.
+    def finish(self, *, name: str, write: Callable[[Path], object], complete: bool = True) -> Path:
+        """Return the path of the final file, after writing it atomically and removing the log of results.
 
         Args:
             name: One of FINALS.
             write: Writes the file at a path.
             complete: False to keep the log for a later attempt.
-
-        Returns:
-            Path of the final file.
 
         Raises:
             StokerError: As in `write`.
@@ -236,15 +226,12 @@ class RunFolder:
             (self.path / PART).unlink(missing_ok=True)
         return final
 
-    def write(self, name: str, write: Callable[[Path], None]) -> Path:
-        """Write a file atomically.
+    def write(self, name: str, write: Callable[[Path], object]) -> Path:
+        """Return the path of a file, after writing it atomically.
 
         Args:
             name: Name of the file.
             write: Writes the file at a path.
-
-        Returns:
-            Path of the file.
 
         Raises:
             StokerError: The write failed. An earlier file stays unchanged.
@@ -260,24 +247,17 @@ class RunFolder:
         return path
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Write a value as JSON atomically.
+        """Return the path of a JSON file, after writing it atomically.
 
         Args:
             name: Name of the file.
             value: A JSON value.
 
-        Returns:
-            Path of the file.
-
         Raises:
             StokerError: As in `write`.
         """
         text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-        def write(partial: Path) -> None:
-            partial.write_text(text, encoding="utf-8")
-
-        return self.write(name, write)
+        return self.write(name, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def close(self) -> None:
         """Release the lock. A second call has no effect."""

@@ -140,13 +140,10 @@ def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFac
 
 
 def observe(session: Session) -> Observer:
-    """Open a connection to the session's manager.
+    """Return a connection to the session's manager, a context manager with `status()` and `calls(...)`.
 
     Args:
         session: A loaded session.
-
-    Returns:
-        A context manager with `status()` and `calls(...)`.
 
     Raises:
         SessionError: The session cannot be reached.
@@ -200,13 +197,10 @@ def sent_call(future: AppCallFuture) -> CallFuture | None:
 
 
 def checkpoint_of(progress: CallProgress | None) -> Any:
-    """Unpickle the state of a call's last `stoker.progress(..., state=...)`. Use this function only for your own calls.
+    """Return the unpickled state of a call's last `stoker.progress(..., state=...)`, or None. For your own calls only.
 
     Args:
         progress: The last report of the call.
-
-    Returns:
-        The state, or None if the call has reported no state.
     """
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 

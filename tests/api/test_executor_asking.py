@@ -21,7 +21,7 @@ from stoker.contexts import payloads
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.executor import blocks, executor, failures
 from stoker.manager.executor.options import SpecificationError, Wants, parse_call_specification, read_parsl_spec
-from stoker.manager.executor.prepared import AppWants, Preparer, bare, pack_arguments
+from stoker.manager.executor.prepared import AppWants, Preparer, bare, inline_or_store_arguments
 from stoker.manager.executor.session_files import LargeArguments
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
 
@@ -296,12 +296,15 @@ def test_only_parsls_own_wrapper_is_removed():
 def test_unpicklable_value_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
-        pack_arguments((1, lock), {}, name="double", large=None)
+        Preparer().function(double).dumps((1, lock), {}, by_name=frozenset())
     with pytest.raises(errors.SerializationError, match=r"function .*lambda"):
         _key(Preparer(), lambda: lock)
 
 
 def test_last_call_that_uses_large_arguments_removes_their_file(tmp_path):
+    def pack_arguments(args, kwargs, *, name, large):
+        return inline_or_store_arguments(payloads.dumps_arguments((args, kwargs)), name=name, large=large)
+
     store = LargeArguments(tmp_path)
     data = os.urandom(1_200_000)
     small = pack_arguments(("x",), {}, name="f", large=store)
