@@ -19,7 +19,6 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import os
 import pickle
 import time
@@ -198,10 +197,9 @@ def _convert_pickle_to_json(data: Any) -> bytes | None:
         return None
     try:
         value = _PlainUnpickler(io.BytesIO(data)).load()
-        if not _survives_json_round_trip(value):
-            return None
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except (pickle.UnpicklingError, ValueError, RecursionError):  # a class, a lone surrogate, or a recursive value
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode() if json.loads(text) == value else None
+    except (pickle.UnpicklingError, TypeError, ValueError, RecursionError):  # not plain, or a lone surrogate
         return None
 
 
@@ -210,17 +208,6 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
-
-
-def _survives_json_round_trip(value: Any) -> bool:
-    kind = type(value)
-    if value is None or kind is bool or kind is str or kind is int:
-        return True
-    if kind is float:
-        return math.isfinite(value)
-    if kind is list:
-        return all(map(_survives_json_round_trip, value))
-    return kind is dict and all(type(name) is str and _survives_json_round_trip(part) for name, part in value.items())
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)

@@ -97,19 +97,8 @@ def refuse_settings_without_effect(site: Site) -> None:
 
 
 __all__ = [
-    "Duration",
-    "Engine",
-    "Pilot",
-    "Policy",
-    "Provider",
-    "ProviderKind",
-    "Session",
-    "Site",
-    "Size",
-    "load_site",
-    "parse_site",
-    "read_unit",
-    "with_default_policy",
+    "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "load_site",
+    "parse_site", "read_unit", "with_default_policy",
 ]  # fmt: skip
 
 
