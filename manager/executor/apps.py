@@ -29,7 +29,7 @@ from stoker.manager.executor.options import (
     check_boolean_option,
     check_integer_option,
     parse_call_specification,
-)  # fmt: skip
+)
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import (
     PACKED,
@@ -39,7 +39,7 @@ from stoker.manager.executor.prepared import (
     bare,
     modules_pickled_with,
     name_of,
-)  # fmt: skip
+)
 from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 

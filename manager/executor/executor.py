@@ -49,7 +49,7 @@ from stoker.manager.executor.prepared import (
     inline_or_store_arguments,
     is_same_function,
     modules_pickled_with,
-)  # fmt: skip
+)
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
@@ -287,9 +287,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             kwargs.pop(SPECIFICATION, None)
             if is_same_function(resource_specification.made_of, func):  # Parsl may wrap `func` to stage files
                 blob = resource_specification.function
-        elif (spec := prepared.parsl_spec(args, kwargs)) is not None:
-            wants = self.preparer.wants_from_parsl_spec(spec)
-            args, kwargs = prepared.replace_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
+        elif (read := prepared.read_parsl_spec(args, kwargs)) is not None:
+            wants, args, kwargs = read
         if wants.options.stream:
             inbox = inbox or PieceInbox(keeps_all=True)
         future = CallFuture(link, inbox=inbox)

@@ -92,11 +92,8 @@ def check_executor_options(
     joins = session is not None
     check("session", session, not joins or isinstance(session, str | os.PathLike), "the id or the folder of a session")
     if joins and not os.fspath(session):
-        raise ConfigError(
-            "session: '' names no session (is a variable not set?); name a session that `stoker"
-            " sessions` lists, or leave session= out to start one here",
-            key="session",
-        )
+        what = "session: '' names no session (is a variable not set?); name a session that `stoker sessions` lists, or"
+        raise ConfigError(f"{what} leave session= out to start one here", key="session")
     if joins and (site is not None or provider is not None):
         raise ConfigError(
             "session= joins a session, which has its own sites: leave out site= and provider=, or session="

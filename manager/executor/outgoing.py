@@ -164,13 +164,9 @@ class OpenCalls:
         self._warned_of.add(left.function)
         files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
         seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
-        logger.warning(
-            "%s left files in its working folder that are lost (%s)%s: return their content, or write them to a"
-            " folder that pilots see, by its absolute path (shown once per function)",
-            left.function,
-            files,
-            seen,
-        )
+        text = "%s left files in its working folder that are lost (%s)%s: return their content, or write them to a"
+        text += " folder that pilots see, by its absolute path (shown once per function)"
+        logger.warning(text, left.function, files, seen)
 
 
 # ---- questions

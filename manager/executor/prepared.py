@@ -190,6 +190,7 @@ class PreparedFunction:
         self._blobs: dict[tuple[Any, ...], FunctionBlob] = {}
         self._before: dict[tuple[Any, ...], FunctionBlob] = {}
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
+        """By the ids of the options and the place, which the values keep alive."""
         self._spec_place: int | None = None
         with suppress(TypeError, ValueError):  # without a signature or this parameter
             self._spec_place = list(inspect.signature(function).parameters).index(PARSL_SPEC)
@@ -223,15 +224,10 @@ class PreparedFunction:
     def _warn_of_repeated_pickling(self, function: Callable[..., Any], size: int) -> None:
         if self._has_warned:
             return
-        self._has_warned = True
-        captured = Captured(function).mutable
-        logger.warning(
-            "%s uses %s, which may change: its %s are pickled with every call, and sent if they changed; load it in a"
-            " context, or pass it as an argument",
-            self.name,
-            max(captured, key=lambda name: _size_of(captured[name])),
-            show_bytes(size),
-        )
+        self._has_warned, captured = True, Captured(function).mutable
+        largest = max(captured, key=lambda name: _size_of(captured[name]))
+        text = "%s uses %s, which may change: its %s are pickled with every call, and sent if they changed; load it in"
+        logger.warning(text + " a context, or pass it as an argument", self.name, largest, show_bytes(size))
 
     def dumps(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, by_name: frozenset[str]) -> bytes:
         """Pickle a call's arguments. Modules that they need are pickled with the function from now on (`also`)."""
@@ -262,7 +258,7 @@ class PreparedFunction:
         self._warn_of_changed_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
         known = self._submissions.get((id(wants), id(place)))
-        if known is not None and known[0] is wants and known[1] is place and known[2].function is blob:
+        if known is not None and known[2].function is blob:
             return known[2]
         self._preparer.check(wants)
         if due_at is None:
@@ -283,32 +279,25 @@ class PreparedFunction:
         return submission
 
     def _warn_of_changed_context(self, recipe: Recipe) -> None:
-        if recipe.key in self._told or not recipe.loader:
-            return
-        name = first_rebound_name(recipe.key)
-        if name:
+        if recipe.loader and recipe.key not in self._told and (name := first_rebound_name(recipe.key)):
             self._told.add(recipe.key)
-            logger.warning(
-                "context %s was made before %s changed, and is loaded with the old value; to load it with the new"
-                " value, run the lines again that call its loader and that decorate %s",
-                recipe.name,
-                name,
-                self.name,
-            )
+            text = "context %s was made before %s changed, and is loaded with the old value; to load it with the new"
+            text += " value, run the lines again that call its loader and that decorate %s"
+            logger.warning(text, recipe.name, name, self.name)
 
-    def parsl_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if PARSL_SPEC in kwargs:
-            return kwargs[PARSL_SPEC]
-        place = self._spec_place
-        return args[place] if place is not None and place < len(args) else None
-
-    def replace_parsl_spec(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], stand_in: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if PARSL_SPEC in kwargs:
-            return args, {**kwargs, PARSL_SPEC: stand_in}
-        place = self._spec_place or 0
-        return (*args[:place], stand_in, *args[place + 1 :]), kwargs
+    def read_parsl_spec(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Wants, tuple[Any, ...], dict[str, Any]] | None:
+        """Return the options in a call's argument `parsl_spec`, and the arguments with the context's name instead."""
+        place = self._spec_place if self._spec_place is not None and self._spec_place < len(args) else None
+        spec = kwargs.get(PARSL_SPEC) if place is None else args[place]
+        if spec is None:
+            return None
+        wants = self._preparer.wants_from_parsl_spec(spec)
+        stand_in = {**spec, "context": wants.recipe.name}
+        if place is None:
+            return wants, args, {**kwargs, PARSL_SPEC: stand_in}
+        return wants, (*args[:place], stand_in, *args[place + 1 :]), kwargs
 
 
 def _size_of(value: Any) -> int:
@@ -351,9 +340,8 @@ def _check_can_be_sent(submission: Submission, features: Features | None, *, nam
         if wrong:
             raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
-            _check_pickle_size(
-                len(data), f"context {message.recipe.name}, its loader and its arguments", what="context"
-            )
+            whose = f"context {message.recipe.name}, its loader and its arguments"
+            _check_pickle_size(len(data), whose, what="context")
     known.update(recipe.key for recipe in recipes)
 
 

@@ -34,7 +34,7 @@ from stoker.manager.executor.options import (
     check_load_arguments,
     create_parsl_config,
     parse_call_specification,
-)  # fmt: skip
+)
 from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.manager.executor.prepared import AppWants, TriedWants
 from stoker.protocol.session import SessionFolder

@@ -38,7 +38,7 @@ from stoker.pilot.library.process import (
     Workplace,
     context_file_paths,
     set_temporary_folder,
-)  # fmt: skip
+)
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.taskvine import messages
 from stoker.pilot.zygote.processes import MemoryLimit, resident_bytes

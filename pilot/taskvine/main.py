@@ -34,7 +34,7 @@ from stoker.pilot.core.events import (
     Tick,
     TimerFired,
     UsageMeasured,
-)  # fmt: skip
+)
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import VineManager, VinePlan, VineWorker, read

@@ -38,7 +38,7 @@ from stoker.site import (
     Site,
     Size,
     make_policy_path_absolute,
-)  # fmt: skip
+)
 from stoker.units import parse_bytes, parse_seconds, without_unit
 
 # ---- settings without effect

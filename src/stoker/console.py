@@ -31,7 +31,7 @@ from stoker.manager.cli.console import (
     lines,
     note,
     redrawn,
-)  # fmt: skip
+)
 from stoker.progress_display import ProgressBar
 from stoker.protocol.pace import WorkPace, format_time_left
 from stoker.sessions import ContextFacts

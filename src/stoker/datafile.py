@@ -29,7 +29,7 @@ from stoker.decoding import (
     describe_invalid_utf8,
     describe_non_text_format,
     invalid_byte_message,
-)  # fmt: skip
+)
 from stoker.errors import ConfigError
 
 __all__ = ["Line", "Row", "digest_file", "read_lines", "read_rows", "text_field", "write_rows"]

@@ -35,7 +35,7 @@ from stoker.protocol.session import (
     WorkerFacts,
     remove_gateway_note,
     write_gateway_note,
-)  # fmt: skip
+)
 from stoker.protocol.status import JOURNAL, ContextStatus
 from stoker.protocol.to_client import Status
 from stoker.startup import import_deferring_interrupt
