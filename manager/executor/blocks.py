@@ -211,32 +211,29 @@ class BlockUpkeep:
 # ---- Parsl's monitoring
 
 
-class NodeMessages:
-    def __init__(self) -> None:
-        self._here: dict[str, PilotStatus] = {}
-
-    def tell(self, radio: Any, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
-        if radio is None:
-            return
-        now = {pilot.pilot: pilot for pilot in pilots}
-        for there, other, is_active in ((now, self._here, True), (self._here, now, False)):
-            for pilot in (there[name] for name in there.keys() - other.keys()):
-                at = datetime.datetime.now()
-                facts = {
-                    "run_id": run_id,
-                    "hostname": pilot.host,
-                    "uid": pilot.pilot,
-                    "block_id": pilot.block,
-                    "cpu_count": sum(device.cores for device in pilot.devices),
-                    "total_memory": sum(device.memory_bytes for device in pilot.devices),
-                    "active": is_active,
-                    "worker_count": len(pilot.devices),
-                    "python_v": platform.python_version(),
-                    "timestamp": at,
-                    "last_heartbeat": at,
-                }
-                radio.send((MessageType.NODE_INFO, facts))
-        self._here = now  # set after all sends, so that a failed message is sent again
+def tell_nodes(
+    radio: Any, pilots: Iterable[PilotStatus], before: Mapping[str, PilotStatus], *, run_id: str
+) -> dict[str, PilotStatus]:
+    """Send the pilots that have come or gone since `before`. Return the pilots by name."""
+    now = {pilot.pilot: pilot for pilot in pilots}
+    for there, other, is_active in ((now, before, True), (before, now, False)):
+        for pilot in (there[name] for name in there.keys() - other.keys()):
+            at = datetime.datetime.now()
+            facts = {
+                "run_id": run_id,
+                "hostname": pilot.host,
+                "uid": pilot.pilot,
+                "block_id": pilot.block,
+                "cpu_count": sum(device.cores for device in pilot.devices),
+                "total_memory": sum(device.memory_bytes for device in pilot.devices),
+                "active": is_active,
+                "worker_count": len(pilot.devices),
+                "python_v": platform.python_version(),
+                "timestamp": at,
+                "last_heartbeat": at,
+            }
+            radio.send((MessageType.NODE_INFO, facts))
+    return now
 
 
 # ---- processes of this machine

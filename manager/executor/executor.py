@@ -55,6 +55,7 @@ from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
 from stoker.manager.live.session_policies import honoured_call_options, keep_policies, policies_for
 from stoker.protocol.session import SessionFolder
+from stoker.protocol.status import PilotStatus
 from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import EndSession
 from stoker.site import Engine
@@ -125,7 +126,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
-        self._nodes = blocks.NodeMessages()
+        self._nodes: dict[str, PilotStatus] = {}
         self._manager: processes.ManagerProcess | None = None
         self._link: Link | None = None
         self.preparer: Preparer  # set by `start`
@@ -210,8 +211,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             return
         if self.submit_monitoring_radio is not None:
             if (answer := self.ask_status()) is not None:
-                self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
-            self._nodes.tell(self.submit_monitoring_radio, (), run_id=self.run_id)
+                self._tell_nodes(answer.pilots)
+            self._tell_nodes(())
         self._stopped = True
         if self._news is not None:
             self._news.stop()
@@ -382,7 +383,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         answer = self.ask_status()
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
-            self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
+            self._tell_nodes(answer.pilots)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
@@ -390,6 +391,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._upkeep.cancel_due(status, emptied=None if answer is None else answer.emptied_blocks)
         self.send_block_states()
         return status
+
+    def _tell_nodes(self, pilots: Iterable[PilotStatus]) -> None:
+        if self.submit_monitoring_radio is not None:
+            self._nodes = blocks.tell_nodes(self.submit_monitoring_radio, pilots, self._nodes, run_id=self.run_id)
 
     def send_block_states(self) -> None:
         """Send the states of this executor's blocks to the manager."""

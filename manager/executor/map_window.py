@@ -63,22 +63,15 @@ class Window:
         if self._ended and most < self.most_calls and flying >= most - most // 4:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
-    def room(self, *, ready: int) -> int:
-        return self._room(ready, self._current_call_limit())
-
-    def call_count_worth_sending(self, *, ready: int) -> int:
-        """Return how many calls can be sent now, or 0 if too few could be sent together."""
-        most = self._current_call_limit()
-        room = self._room(ready, most)
-        return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
-
-    def _room(self, ready: int, most: int) -> int:
-        flying = len(self.in_flight)
+    def room(self, *, ready: int, together: bool = False) -> int:
+        """Return how many calls can be sent now; with `together`, 0 if these are few."""
+        most, flying = self._current_call_limit(), len(self.in_flight)
         if not flying and not ready:
             return most or 1
         if self._argument_bytes >= self.most_bytes:
             return 0
-        return max(0, min(most, 2 * self.most_calls - ready) - flying)
+        room = max(0, min(most, 2 * self.most_calls - ready) - flying)
+        return 0 if together and flying and room < CHUNK and room < most // 4 else room
 
     def seconds_until_growth(self) -> float | None:
         """Return the seconds until the window grows; None if it grows only after a result."""

@@ -353,8 +353,7 @@ class ResultStream(Iterator[Any]):
         """Send calls while the window has capacity, several at a time."""
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
-        is_slow = isinstance(self._inputs, PulledInputs)
-        room = self._room() if is_slow else self._window.call_count_worth_sending(ready=len(self._ready))
+        room = self._window.room(ready=len(self._ready), together=not isinstance(self._inputs, PulledInputs))
         while room and not self._exhausted:
             if isinstance(self._inputs, PulledInputs):
                 self._inputs.allow(room)
