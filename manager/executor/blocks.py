@@ -208,9 +208,6 @@ class BlockUpkeep:
         return True
 
 
-# ---- Parsl's monitoring
-
-
 def tell_nodes(
     radio: Any, pilots: Iterable[PilotStatus], before: Mapping[str, PilotStatus], *, run_id: str
 ) -> dict[str, PilotStatus]:
@@ -234,9 +231,6 @@ def tell_nodes(
             }
             radio.send((MessageType.NODE_INFO, facts))
     return now
-
-
-# ---- processes of this machine
 
 
 _PID = "PID:"

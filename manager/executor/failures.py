@@ -138,9 +138,6 @@ def _bytes(end: CallEnd) -> Buffer:
         ) from error
 
 
-# ---- commands of a `bash_app` that failed
-
-
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
     """A failed command of a `bash_app`. `last_lines`: the end of its output."""
 

@@ -105,9 +105,6 @@ def size_of(payload: Payload) -> int:
     return len(payload) if isinstance(payload, bytes) else payload.size_bytes
 
 
-# ---- reports
-
-
 _EVERY_S = 1.0
 _numbers = itertools.count()
 

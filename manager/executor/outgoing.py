@@ -169,9 +169,6 @@ class OpenCalls:
         logger.warning(text, left.function, files, seen)
 
 
-# ---- questions
-
-
 class Questions:
     """Open questions to the manager, which answers each kind in order: a message, the type of its answer, and a future.
     Callers hold the link's lock, except for `answer` and `fail_all`."""

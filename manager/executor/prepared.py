@@ -116,9 +116,6 @@ def place_of(function: Callable[..., Any]) -> str:
     return ""
 
 
-# ---- bytes of arguments
-
-
 def inline_or_store_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
     if len(data) <= INLINE_LIMIT_BYTES:
         return data
@@ -168,9 +165,6 @@ class TriedWants(dict[str, Any]):
 @id_for_memo.register(AppWants)  # type: ignore[untyped-decorator]  # parsl is untyped
 def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  # noqa: ARG001
     return f"{specification.wants.recipe.key} {specification.content}".encode()
-
-
-# ---- prepared functions
 
 
 def modules_pickled_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:

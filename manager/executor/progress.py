@@ -22,8 +22,6 @@ from stoker.protocol.status import ContextStatus
 from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
 
-# ---- the bar of a map
-
 
 Follow = Callable[[int, int | None], None]
 """Receives the number of results, and the total (None if unknown)."""
@@ -121,9 +119,6 @@ class MapProgress:
             self._line.show(text)
         else:
             sys.stderr.write(f"{text}\n")
-
-
-# ---- notices
 
 
 logger = logging.getLogger("stoker.news")
@@ -245,9 +240,6 @@ class WaitNotices:
 def _say(text: str) -> None:
     if not print_above_progress_bar(text):
         logger.warning("%s", text)
-
-
-# ---- notebooks
 
 
 WIDTH = 30

@@ -318,9 +318,6 @@ def _start_logging_to_file(path: str) -> logging.Handler:
     return handler
 
 
-# ---- retries by Parsl
-
-
 _FINAL = (
     errors.CallDroppedError, errors.CallCancelledError, errors.PoisonCallError, errors.NoDeviceError,
     errors.SerializationError, errors.StreamDiffersError,

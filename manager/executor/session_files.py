@@ -34,8 +34,6 @@ from stoker.whole_files import write_whole
 
 logger = logging.getLogger("stoker")
 
-# ---- large arguments and results
-
 
 class LargeArguments:
     def __init__(self, folder: Path) -> None:
@@ -88,9 +86,6 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
     return data
 
 
-# ---- objects of recipes
-
-
 MOST_MANIFEST_BYTES = 4_000_000
 
 
@@ -107,9 +102,6 @@ def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
         except RecipeError as error:
             logger.warning("%s of %s: %s", ref.source, name, error)
     return [each for each in told if len(each.manifest) <= MOST_MANIFEST_BYTES]
-
-
-# ---- sources
 
 
 MOST = 200

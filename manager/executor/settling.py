@@ -156,9 +156,6 @@ callbacks = WorkerThreads("done-callbacks")
 os.register_at_fork(after_in_child=callbacks.forget)
 
 
-# ---- the callbacks of one future, in order
-
-
 Callback = Callable[[Future[Any]], object]
 
 _QUICK = ("parsl", "asyncio", "concurrent")

@@ -28,8 +28,6 @@ from stoker.pilot.taskvine import library, messages
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- the plan
-
 
 FACTORY_PERIOD_S = 5
 """Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
@@ -133,9 +131,6 @@ def _quote_for_node_shell(path: str) -> str:
         return shlex.quote(path)
     head, slash, rest = path.partition("/")
     return head + slash + (shlex.quote(rest) if rest else "")
-
-
-# ---- the manager
 
 
 _WAKING_TASKS = 2

@@ -21,8 +21,6 @@ from stoker.pilot.taskvine import POOL, engine
 from stoker.pilot.taskvine.engine import VinePlan
 from stoker.whole_files import write_whole
 
-# ---- programs
-
 
 INSTALL = "conda install -c conda-forge ndcctools"
 
@@ -56,9 +54,6 @@ def _is_there(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ImportError:
         return False
-
-
-# ---- the factory
 
 
 log = logging.getLogger("stoker.pilot")

@@ -46,8 +46,6 @@ from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- stopping calls
-
 
 GRACE_S = 10.0
 EVERY_S = 0.5
@@ -114,9 +112,6 @@ class CallWatch:
     def _die(self, reason: str) -> None:
         self._before_exit(reason)
         os._exit(3)
-
-
-# ---- the library
 
 
 _TAIL_LINES = 20

@@ -43,8 +43,6 @@ from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool, slots_of
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import DeviceFacts
 
-# ---- the loop
-
 
 log = logging.getLogger("stoker.pilot")
 
@@ -206,9 +204,6 @@ class PoolLoop:
         self._factory.close()
         self._link.dealer.close(linger_s=0.3)
         log.info("the pool has ended: %s", self._pool.state.leaving)
-
-
-# ---- the program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,8 +26,6 @@ from stoker.pilot.taskvine.pool_library import Orders, PoolLibrary
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_manager import DeviceFacts
 
-# ---- slots
-
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
     """Return one device per library that `workers` workers can hold at once (0 = the plan's maximum), with an even
@@ -45,9 +43,6 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
         )
         for number in range(each * (workers or plan.most_workers))
     )
-
-
-# ---- the pool
 
 
 log = logging.getLogger("stoker.pilot")

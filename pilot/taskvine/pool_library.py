@@ -28,8 +28,6 @@ from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob, StartLibrary
 from stoker.units import show_bytes
 
-# ---- lost libraries
-
 
 _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
@@ -49,9 +47,6 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
         log=note.log if note is not None else "",
         printed=Printed(note.log, note.start, 0) if note is not None and not loading else None,
     )  # fmt: skip
-
-
-# ---- orders
 
 
 ORDER_S = 0.05
@@ -155,9 +150,6 @@ class Orders:
 
 def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
     return tuple(spec.payload for spec in calls if isinstance(spec.payload, ObjectRef))
-
-
-# ---- libraries
 
 
 log = logging.getLogger("stoker.pilot")

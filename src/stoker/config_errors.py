@@ -20,8 +20,6 @@ import msgspec
 
 from stoker.errors import ConfigError
 
-# ---- lines
-
 
 T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]

@@ -11,8 +11,6 @@ from collections.abc import Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-# ---- addresses
-
 
 def split_address(address: str) -> tuple[str, int]:
     """Split an address `host:port` into host and port. Raises ValueError."""
@@ -24,9 +22,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-# ---- file descriptors
 
 
 _MOST_DESCRIPTORS = 1 << 20
@@ -54,9 +49,6 @@ def restore_descriptor_limit(pid: int) -> None:
     if _former_limits:
         with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
-
-
-# ---- unproven connections
 
 
 K = TypeVar("K", bound=Hashable)

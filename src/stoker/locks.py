@@ -138,9 +138,6 @@ def _read_lock_holder(file: Path) -> _Named | None:
         return None
 
 
-# ---- holders of a lock
-
-
 def holders(file: Path) -> list[LockHolder]:
     """Return this user's processes that hold a file's lock (proc_pid_fdinfo(5)). Slow."""
     name, found = os.path.realpath(file), []

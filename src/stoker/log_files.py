@@ -125,9 +125,6 @@ def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     return True
 
 
-# ---- log lines that unauthenticated peers can cause
-
-
 _SUBJECTS = 256
 
 

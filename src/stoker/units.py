@@ -213,9 +213,6 @@ def first_words(text: str) -> str:
     return f"{first} {second}" if second and first.endswith(":") else first
 
 
-# ---- bounds
-
-
 MOST_S = 1e10
 """Longest valid time in seconds, 300 years."""
 LONGEST_S = 1e9
