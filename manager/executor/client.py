@@ -147,10 +147,10 @@ class Link:
         self._fail_calls_if_session_over()
         return [call.spec.call for call in calls]
 
-    def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
+    def cancel(self, calls: Iterable[CallId]) -> None:
         gone = self.waiting.give_up(calls)
         if gone and self.over is None:
-            self.tell(to_manager.Cancel(gone, running))
+            self.tell(to_manager.Cancel(gone, True))
 
     def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
         self._taken.append(taken)

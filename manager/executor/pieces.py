@@ -23,7 +23,6 @@ from stoker.protocol.ids import CallId, show_call
 from stoker.protocol.to_client import Pieces
 from stoker.protocol.to_manager import PiecesTaken
 
-
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """An inbox with more pieces or bytes sends no acknowledgement."""
 ACK_PIECES, ACK_BYTES = 64, 250_000

@@ -22,7 +22,6 @@ from stoker.protocol.status import ContextStatus
 from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
 
-
 Follow = Callable[[int, int | None], None]
 """Receives the number of results, and the total (None if unknown)."""
 

@@ -28,7 +28,6 @@ from stoker.pilot.taskvine import library, messages
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
-
 FACTORY_PERIOD_S = 5
 """Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
 NEVER_IDLE_S = 366 * 86_400

@@ -21,7 +21,6 @@ from stoker.pilot.taskvine import POOL, engine
 from stoker.pilot.taskvine.engine import VinePlan
 from stoker.whole_files import write_whole
 
-
 INSTALL = "conda install -c conda-forge ndcctools"
 
 

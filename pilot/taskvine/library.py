@@ -46,7 +46,6 @@ from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
 
-
 GRACE_S = 10.0
 EVERY_S = 0.5
 _SIGNAL = signal.SIGUSR2

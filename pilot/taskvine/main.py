@@ -24,17 +24,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.folders import working_folder_if_exists
 from stoker.log_files import keep_log
 from stoker.pilot.agent.agent import ManagerLink
-from stoker.pilot.core import presence
-from stoker.pilot.core.events import (
-    DeviceAway,
-    FromManager,
-    HelloDue,
-    Signalled,
-    TaskVineEnded,
-    Tick,
-    TimerFired,
-    UsageMeasured,
-)
+from stoker.pilot.core import events, presence
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import VineManager, VinePlan, VineWorker, read
@@ -42,7 +32,6 @@ from stoker.pilot.taskvine.factory import VineFactory, find_programs, taskvine
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool, slots_of
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import DeviceFacts
-
 
 log = logging.getLogger("stoker.pilot")
 
@@ -103,11 +92,11 @@ class PoolLoop:
         heard = 0
         for message in link.receive():
             heard += 1
-            pool.handle(FromManager(message))
+            pool.handle(events.FromManager(message))
         if link.dealer.connected and presence.wants_hello(pool.state):
             self._greet()
         while self._signals:
-            pool.handle(Signalled(f"it received {self._signals.pop(0)}", again=self._was_signalled))
+            pool.handle(events.Signalled(f"it received {self._signals.pop(0)}", again=self._was_signalled))
             self._was_signalled = True
         return heard
 
@@ -126,7 +115,7 @@ class PoolLoop:
     def _timers(self, now: float) -> None:
         link, pool = self._link, self._pool
         for key in pool.timers.due(now):
-            pool.handle(TimerFired(key))
+            pool.handle(events.TimerFired(key))
         if now >= self._check_at:
             self._check_at = now + _CHECK_S
             # TaskVine holds the interpreter lock. If TaskVine hangs, exit this process, so that another pool can run.
@@ -136,15 +125,15 @@ class PoolLoop:
             pool.share_slots()
             if not self._engine_ended and (why := self._factory.ended()):
                 self._engine_ended = True
-                pool.handle(TaskVineEnded(why))
-            pool.handle(Tick())
+                pool.handle(events.TaskVineEnded(why))
+            pool.handle(events.Tick())
         elif pool.state.leaving:
-            pool.handle(Tick())
+            pool.handle(events.Tick())
         if not link.dealer.connected:
             pool.handle(link.away(now))
         if now >= pool.state.heartbeat_at and pool.state.welcomed_at:
             sizes = {number: library.memory_bytes for number, library in pool.libraries.items() if library.memory_bytes}
-            pool.handle(UsageMeasured(sizes, {}, 0, link.refused_frames))
+            pool.handle(events.UsageMeasured(sizes, {}, 0, link.refused_frames))
 
     # ---- workers
 
@@ -168,7 +157,7 @@ class PoolLoop:
             reason = f"TaskVine has no worker for it: {len(here)} of {most} are connected"
             for place in range(min(usable, self._usable), max(usable, self._usable)):
                 why = reason if usable < self._usable else ""
-                self._pool.handle(DeviceAway(self._devices[place].device, why))
+                self._pool.handle(events.DeviceAway(self._devices[place].device, why))
             self._usable = usable
 
     def _scale(self, now: float) -> None:
@@ -186,7 +175,7 @@ class PoolLoop:
         if not self._devices:
             return  # devices are unknown before the first worker
         self._link.flush()
-        self._pool.handle(HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
+        self._pool.handle(events.HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
 
     # ---- the end
 
@@ -196,7 +185,9 @@ class PoolLoop:
     def _say_farewell(self) -> None:
         self._pool.farewell()
         if self._pool.state.says_farewell:
-            self._link.part(lambda message: self._pool.handle(FromManager(message)), pause=lambda: self._poll.poll(20))
+            self._link.part(
+                lambda message: self._pool.handle(events.FromManager(message)), pause=lambda: self._poll.poll(20)
+            )
 
     def _close(self) -> None:
         self._engine.close()

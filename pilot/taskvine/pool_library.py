@@ -28,7 +28,6 @@ from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob, StartLibrary
 from stoker.units import show_bytes
 
-
 _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 

@@ -20,7 +20,6 @@ import msgspec
 
 from stoker.errors import ConfigError
 
-
 T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """Messages about damaged bytes and wrong file formats, and exceptions of decoders.
 
-Besides DecodeError, msgspec and `json` raise ValueError for text that is not UTF-8, RecursionError for deep nesting, and
-MemoryError and OverflowError for impossible lengths.
+Besides DecodeError, msgspec and `json` raise ValueError for text that is not UTF-8, RecursionError for deep nesting,
+and MemoryError and OverflowError for impossible lengths.
 """
 
 from __future__ import annotations
