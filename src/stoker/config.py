@@ -326,16 +326,7 @@ def _format_toml_setting(field: FieldInfo, value: Any) -> str:
         value = f"{Decimal(repr(float(value))):f} s"
     elif field.type is Size:
         value = f"{int(value)} B"
-    return f"{field.encode_name} = {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    match value:
-        case enum.Enum():
-            return _value(value.value)
-        case str():  # TOML uses JSON's escapes, and also escapes DEL
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case tuple():
-            return f"[{', '.join(map(_value, value))}]"
-        case _:  # a number
-            return json.dumps(value)
+    elif isinstance(value, enum.Enum):
+        value = value.value
+    # JSON's numbers, texts and lists are TOML, but TOML also escapes DEL.
+    return f"{field.encode_name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
