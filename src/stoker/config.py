@@ -46,42 +46,29 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 
 def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
     """Return why settings have no effect on `site`, with advice, by table and setting."""
-    found: dict[tuple[str, str], str] = {}
-    local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
-    if local:
-        found["provider", "walltime"] = "a pilot on this machine runs until its session ends; leave it out"
-    if local and ours:
-        found["provider", "command_limit"] = "there is no batch system with kind local; leave it out"
-    if not ours or site.provider.kind not in EXCLUDES_NODES:
-        here = f"kind is {site.provider.kind.value}" if ours else "TaskVine places the workers"
-        why = f"it needs kind slurm or condor, but {here}; leave it out"
-        found["provider", "exclude_nodes"] = found["provider", "probe_nodes"] = why
-    elif not site.provider.exclude_nodes:
-        found["provider", "probe_nodes"] = "no node is excluded with exclude_nodes = 0; leave one of the two out"
-    if ours:  # other code checks the limits of TaskVine
-        rule = site.policy.provisioning
-        if rule is ProvisioningName.DEFAULT:
-            rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
-        if rule is not ProvisioningName.DEMAND:
-            found["policy", "finish_within"] = (
-                'it needs provisioning = "demand"; write that below [policy], or leave this setting out'
-            )
-        if rule is not ProvisioningName.OPPORTUNISTIC:
-            found["policy", "keep_pending"] = (
-                f'it needs provisioning = "opportunistic", and here it is "{rule.value}"; write that below'
-                " [policy], or leave this setting out"
-            )
-    if not site.pilot.mixed:
-        found["pilot", "gpu_cores"] = (
-            f'it needs devices = "gpu+cpu", and here it is "{site.pilot.devices}", whose GPUs share all cores;'
-            " leave it out"
-        )
-    if not site.advice.url:
-        for setting in ("model", "key_variable", "time_limit", "tokens"):
-            found["advice", setting] = "it needs url; give url, or leave this setting out"
-    if site.pilot.probe == NO_PROBE:
-        found["pilot", "probe_every"] = f'no device is probed with probe = "{NO_PROBE}"; leave one of the two out'
-    return found
+    provider, pilot, rule = site.provider, site.pilot, site.policy.provisioning
+    local, ours = provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
+    here = f"kind is {provider.kind.value}" if ours else "TaskVine places the workers"
+    excludes = ours and provider.kind in EXCLUDES_NODES
+    if rule is ProvisioningName.DEFAULT:
+        rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
+    not_demand = ours and rule is not ProvisioningName.DEMAND  # other code checks the limits of TaskVine
+    not_opportunistic = ours and rule is not ProvisioningName.OPPORTUNISTIC
+    gpus = f'it needs devices = "gpu+cpu", and here it is "{pilot.devices}", whose GPUs share all cores'
+    rows = (
+        (local, "provider", ["walltime"], "a pilot on this machine runs until its session ends"),
+        (local and ours, "provider", ["command_limit"], "there is no batch system with kind local"),
+        (not provider.exclude_nodes, "provider", ["probe_nodes"], "no node is excluded with exclude_nodes = 0"),
+        (not excludes, "provider", ["exclude_nodes", "probe_nodes"], f"it needs kind slurm or condor, but {here}"),
+        (not_demand, "policy", ["finish_within"], f'it needs provisioning = "demand", and here it is "{rule.value}"'),
+        (not_opportunistic, "policy", ["keep_pending"], f'it needs provisioning = "opportunistic", not "{rule.value}"'),
+        (not pilot.mixed, "pilot", ["gpu_cores"], gpus),
+        (not site.advice.url, "advice", ["model", "key_variable", "time_limit", "tokens"], "it needs url"),
+        (pilot.probe == NO_PROBE, "pilot", ["probe_every"], f'no device is probed with probe = "{NO_PROBE}"'),
+    )
+    return {
+        (table, setting): f"{why}; leave it out" for is_vain, table, names, why in rows if is_vain for setting in names
+    }
 
 
 def refuse_settings_without_effect(site: Site) -> None:
