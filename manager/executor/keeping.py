@@ -135,10 +135,6 @@ class Keeping:
         at = self.file.find(key)
         return None if at is None else KeptItem(self.file, at, items)
 
-    def continuation_hint(self) -> str:
-        kept = len(self.file) + self.file.added
-        return f"{kept:,} results are in {self.file.path}; run it again to continue"
-
 
 def refuse_or_describe_change(there: KeptHeader, now: KeptHeader, *, path: Path, reuse: bool) -> str:
     """Return what has changed since the results were computed. Raises ConfigError without `reuse`."""

@@ -41,12 +41,6 @@ def settled(items: Iterable[Any]) -> Iterator[Any]:
         yield result
 
 
-def raise_lost_item_error(items: Iterable[Any]) -> None:
-    for item in items:
-        if type(item) is LostItem:
-            raise item.error
-
-
 def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
     return iter(lambda: list(itertools.islice(items, size)), [])
 

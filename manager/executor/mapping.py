@@ -28,7 +28,7 @@ from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.keeping import Keeping, KeptItem, path_of
 from stoker.manager.executor.kept_file import kept_key
 from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor, unwrap_parsl_app
-from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, raise_lost_item_error
+from stoker.manager.executor.map_inputs import SLOW_S, LostItem, NotYet, PulledInputs, SlowItems
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
 from stoker.manager.executor.options import check, check_boolean_option, check_integer_option
 from stoker.manager.executor.outgoing import Submission
@@ -230,7 +230,8 @@ class ResultStream(Iterator[Any]):
         self.close()
         batches = "" if self._batch_size is None else f" ({self.taken:,} batch{'es' * (self.taken != 1)})"
         if self._keeping is not None:
-            go_on = self._keeping.continuation_hint()
+            file = self._keeping.file
+            go_on = f"{len(file) + file.added:,} results are in {file.path}; run it again to continue"
         elif self._ordered:
             go_on = "to continue, map the items after these"
         else:
@@ -406,7 +407,9 @@ class ResultStream(Iterator[Any]):
         is_batch = self._batch_size is not None
         size = len(item) if is_batch else 1
         try:
-            raise_lost_item_error(item if is_batch else (item,))
+            for each in item if is_batch else (item,):
+                if type(each) is LostItem:
+                    raise each.error
             if self._keeping is not None:
                 key = kept_key(item)
                 if (kept := self._keeping.find(key, items=size)) is not None:

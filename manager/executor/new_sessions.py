@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,7 +94,11 @@ def kept_session(
     """
     sites = collect([site] if site is not None else [])
     texts = {each.name: format_site_toml(each) for each in sites}
-    for folder in _running_detached_sessions(before):
+    links = [link for link in (state_folder() / "sessions").glob("*") if is_session_folder(link)]
+    for link in sorted(links, key=lambda link: (link.name != before, -link.lstat().st_mtime)):
+        folder = SessionFolder(link.resolve())
+        if not detached.is_detached(folder) or detached.over(folder):
+            continue
         with suppress(SessionError, ConfigError):  # skip a damaged session
             name = detached.name_of(folder)
             there = {key: format_site_toml(one) for key, one in detached.sites_of(folder).items()}
@@ -108,12 +112,3 @@ def kept_session(
             detached.forget(made)
         raise
     return KeptSession(made.read().session, made.path, started=True)
-
-
-def _running_detached_sessions(before: str) -> Iterator[SessionFolder]:
-    links = [link for link in (state_folder() / "sessions").glob("*") if is_session_folder(link)]
-    links.sort(key=lambda link: (link.name != before, -link.lstat().st_mtime))
-    for link in links:
-        folder = SessionFolder(link.resolve())
-        if detached.is_detached(folder) and not detached.over(folder):
-            yield folder

@@ -59,20 +59,15 @@ def user_traceback_lines(error: BaseException) -> list[str]:
 
 def trim(error: BaseException) -> None:
     """Remove Stoker's frames from the tracebacks of a user's error and of its causes."""
-    for each in _chain(error):
-        if _is_user_error(each):
-            each.__traceback__ = _keep_user_frames(each.__traceback__)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
         each = left.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            yield each
             left += [each.__cause__, None if each.__suppress_context__ else each.__context__]
+            if _is_user_error(each):
+                each.__traceback__ = _keep_user_frames(each.__traceback__)
 
 
 def _is_user_error(error: BaseException) -> bool:
