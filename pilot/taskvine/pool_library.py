@@ -56,7 +56,7 @@ MOST_CALLS = 64
 _NO_CALLS = messages.PoolOrder(0)
 
 
-class Outcome(NamedTuple):
+class OrderOutcome(NamedTuple):
     """What TaskVine reports of an order. `stopped`: calls that were told to stop. `note`: of a library that ended."""
 
     order: messages.PoolOrder
@@ -71,7 +71,7 @@ class Orders:
         self.setup = setup
         self.slot_cores = 1
         self._engine = engine
-        self._open: dict[int, tuple[messages.PoolOrder, Callable[[Outcome], None]]] = {}
+        self._open: dict[int, tuple[messages.PoolOrder, Callable[[OrderOutcome], None]]] = {}
         self.names: dict[FunctionKey, str] = {}
         self._means: dict[FunctionKey, float] = {}
         self._users: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class Orders:
     def new(self, order: messages.PoolOrder = _NO_CALLS, calls: Sequence[CallSpec] = ()) -> messages.PoolOrder:
         return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=list(calls))
 
-    def submit(self, order: messages.PoolOrder, library: StartLibrary, *, then: Callable[[Outcome], None]) -> None:
+    def submit(self, order: messages.PoolOrder, library: StartLibrary, *, then: Callable[[OrderOutcome], None]) -> None:
         large = _large(order.calls)
         self._open[order.ticket] = order, then
         self._users.update(ref.name for ref in large)
@@ -144,7 +144,7 @@ class Orders:
             answer = messages.decode_answer(done.answer)
         else:
             note = messages.read_and_remove_note(self.setup.running, order.ticket)
-        then(Outcome(order, done.result, answer, stopped, note))
+        then(OrderOutcome(order, done.result, answer, stopped, note))
 
 
 def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
@@ -254,7 +254,7 @@ class PoolLibrary:
         self._order = order
         self._orders.submit(order, self._ordered, then=self._finished)
 
-    def _finished(self, outcome: Outcome) -> None:
+    def _finished(self, outcome: OrderOutcome) -> None:
         self._order = None
         if self._is_over:
             return
@@ -279,7 +279,7 @@ class PoolLibrary:
             start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
             self._send_message(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 
-    def _retry_or_end(self, outcome: Outcome) -> None:
+    def _retry_or_end(self, outcome: OrderOutcome) -> None:
         order, note, stopped = outcome.order, outcome.note, outcome.stopped
         if note is not None or not order.calls or self._tries == TRIES:
             pilot = self._orders.setup.pilot
