@@ -25,7 +25,6 @@ from parsl.utils import execute_wait
 from stoker.errors import SessionError
 from stoker.locks import is_locked
 from stoker.manager.executor.client import Link
-from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.manager.factory import pilot_command
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
@@ -93,14 +92,6 @@ def most_pilots(provider: ExecutionProvider) -> int:
     """Return the maximum number of pilots that a provider allows; 0: no limit."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
-
-
-def blocks_with_pilots(link: Link) -> set[str]:
-    try:
-        status = wait_for_answer(link.ask_status(), timeout_s=STATUS_LIMIT_S)
-        return {pilot.block for pilot in status.pilots}
-    except Exception:  # without a status, the caller cancels all jobs
-        return set()
 
 
 def end_all(executor: StokerExecutor, *, told: set[str]) -> None:

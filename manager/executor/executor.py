@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         joined = self._link is not None and self._link.membership.has_joined(within_s=JOIN_LIMIT_S)
         is_up = self._manager is not None and self._manager.is_running()
         if self._link is not None and joined and is_up and not self._link.wait_finished(0):
-            told = blocks.blocks_with_pilots(self._link)
+            with suppress(Exception):  # without a status, all jobs are cancelled
+                status = wait_for_answer(self._link.ask_status(), timeout_s=STATUS_LIMIT_S)
+                told = {pilot.block for pilot in status.pilots}
             self._link.tell(EndSession("the program is done"))
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)

@@ -166,10 +166,7 @@ def _task_record_of_callback(callback: Callable[..., object]) -> dict[str, Any] 
 
 def _finish(inbox: PieceInbox, future: Future[Any]) -> None:
     error = future.exception()
-    if error is not None:
-        inbox.finish(error)
-    else:
-        inbox.finish_with(list(future.result()))
+    inbox.finish(error, values=list(future.result()) if error is None else None)
 
 
 CANCELLED: Mapping[str, Any] = MappingProxyType({})

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -124,12 +125,8 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
 def _check_picklable(result: Any) -> None:
     """Raise SerializationError for a value whose half pickle would damage Parsl's checkpoint."""
     try:
-        pickle.Pickler(_DiscardingFile()).dump(result)
+        with open(os.devnull, "wb") as nothing:
+            pickle.dump(result, nothing)
     except Exception as error:
         what = f"{type(result).__name__}: pickle cannot serialize it ({error})"
         raise SerializationError(what, what="result") from error
-
-
-class _DiscardingFile:
-    def write(self, data: Any) -> int:
-        return len(data) if isinstance(data, bytes) else memoryview(data).nbytes

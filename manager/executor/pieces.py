@@ -128,9 +128,13 @@ class PieceInbox:
             self._check_piece_count(end)
             return list(self._items)
 
-    def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """End the stream. Readers still receive the pieces that arrived before the end."""
+    def finish(
+        self, error: BaseException | None = None, *, end: CallEnd | None = None, values: list[Any] | None = None
+    ) -> None:
+        """End the stream with the pieces that have arrived, or with these values."""
         with self._changed:
+            if values is not None:
+                self._items, self._holds_values = values, True
             if end is not None and end.ok:
                 try:
                     self._check_piece_count(end)
@@ -142,11 +146,6 @@ class PieceInbox:
     def close(self) -> None:
         with self._changed:
             self._cut(0)
-            self._end()
-
-    def finish_with(self, values: list[Any]) -> None:
-        with self._changed:
-            self._items, self._holds_values = values, True
             self._end()
 
     def _check_piece_count(self, end: CallEnd) -> None:

@@ -130,19 +130,14 @@ def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
             # sbatch accepts a prefix of an option's name.
             yield from ((f"--{name}", why) for long, why in _SLURM_LONG.items() if name and long.startswith(name))
         elif word.startswith("-"):
-            yield from _refused_short_options(kind, word)
+            own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
+            for letter in word[1:]:  # as in `-J`, `-Jname` or `-HJname`
+                if letter in own:
+                    yield f"-{letter}", own[letter]
+                if letter not in _FLAGS[kind]:
+                    break
             if kind == "pbs" and "W" in word[:2] and _PBS_WAITS.search("".join(words[number : number + 2])):
                 yield "-W block", _ANSWER
-
-
-def _refused_short_options(kind: str, word: str) -> Iterator[tuple[str, str]]:
-    """Yield each refused option in a word such as `-HJname`, with the reason."""
-    own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
-    for letter in word[1:]:
-        if letter in own:
-            yield f"-{letter}", own[letter]
-        if letter not in _FLAGS[kind]:
-            return
 
 
 def _words(line: str) -> list[str]:
@@ -189,9 +184,6 @@ def _count_array_tasks(part: str) -> int:
 # ---- control characters: a line break would start a new line of a submit script
 
 
-_LINE_ENDS = ("\u2028", "\u2029")
-
-
 def refuse_control_characters(settings: Any, *, of_several_lines: Sequence[str] = ()) -> None:
     """Raise ValueError if a text in the struct `settings` contains a control character. Fields named in
     `of_several_lines` may contain line breaks and tabs."""
@@ -199,12 +191,8 @@ def refuse_control_characters(settings: Any, *, of_several_lines: Sequence[str] 
         value = getattr(settings, name)
         allowed = "\n\t" if name in of_several_lines else ""
         for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
-            found = next((each for each in text if is_control_character(each) and each not in allowed), "")
+            kinds = ((each, unicodedata.category(each)) for each in text if each not in allowed)
+            found = next((each for each, kind in kinds if kind in ("Cc", "Cs", "Zl", "Zp")), "")
             if found:
                 what = "a line break" if found in "\r\n" else f"the control character U+{ord(found):04X}"
                 raise ValueError(f"{name} = {text!r} has {what} in it; remove it")
-
-
-def is_control_character(character: str) -> bool:
-    """Return True for control characters, line and paragraph separators, and surrogates."""
-    return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")
