@@ -94,12 +94,8 @@ class ContextFacts(msgspec.Struct, frozen=True):
         Args:
             before: The earlier facts.
         """
-        return msgspec.structs.replace(
-            self,
-            loads=self.loads - before.loads,
-            load_total_s=self.load_total_s - before.load_total_s,
-            calls=self.calls - before.calls,
-        )
+        counts = ("loads", "load_total_s", "calls")
+        return msgspec.structs.replace(self, **{each: getattr(self, each) - getattr(before, each) for each in counts})
 
 
 def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
