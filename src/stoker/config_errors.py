@@ -23,7 +23,7 @@ from stoker.errors import ConfigError
 T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
-_STATEMENT = re.compile(r"\s*(\[|[^\s#=]+\s*[.=])")
+_STATEMENT = re.compile(r"""\s*(\[|("[^"]*"|'[^']*'|[\w-]+)\s*[.=])""")
 """A line that may begin a table or a setting, or continue a value."""
 
 
