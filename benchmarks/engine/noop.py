@@ -89,9 +89,9 @@ def timed(executor: Any, how: str, calls: int, *, folder: str, log: bool, collec
     usual = gc.get_threshold()
     with parsl.load(config):
         if collector == "calm":
-            from stoker.manager.executor.executor import THRESHOLDS
+            from stoker.manager.executor.executor import GC_THRESHOLDS
 
-            gc.set_threshold(*THRESHOLDS)
+            gc.set_threshold(*GC_THRESHOLDS)
         elif collector == "usual":
             gc.set_threshold(*usual)
         app = parsl.python_app(nothing)

@@ -246,8 +246,8 @@ def site_fits(site: Site) -> Iterator[Finding]:
     yield from check_advice_endpoint(site)
     if site.engine is Engine.TASKVINE:
         try:
-            programs = taskvine_factory.find_programs()
-            yield ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
+            worker, factory = taskvine_factory.find_programs()
+            yield ok(topic, f"{topic}: TaskVine's programs are {factory} and {worker}")
         except ConfigError as error:
             yield need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
         site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the workers' nodes with a pilot

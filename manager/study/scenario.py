@@ -229,8 +229,8 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
     try:
         scenario: Scenario = msgspec.convert(data, type=Scenario, dec_hook=read)
     except msgspec.ValidationError as error:
-        fault = explain(str(error), text=text, root=Scenario, shapes=_SHAPES, data=data, read=read)
-        raise _refused(fault.problem, fault.path, made, text=text, file=file) from None
+        problem, path, _ = explain(str(error), root=Scenario, shapes=_SHAPES, data=data, read=read)
+        raise _refused(problem, path, made, text=text, file=file) from None
     _refuse_impossible(scenario, made, text=text, file=file)
     return scenario
 
