@@ -10,8 +10,7 @@ Rank 0 searches, and every rank scores its share of the prompts. The stored seco
 scheduler decides about a job before it knows the size of the gang (`Features.shared_s`). Samples for scores are
 training data.
 
-**Resuming.** After an eviction or the loss of a rank, a call resumes from the last state that rank 0 reported. Reports
-are at least 0.2 s apart.
+**Resuming.** After an eviction or the loss of a rank, a call resumes from the last state that rank 0 reported.
 """
 
 from __future__ import annotations
@@ -77,35 +76,39 @@ def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, 
 
 
 def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -> Initial:
-    made = Initial(instruction([sample.target for sample in order.samples]), "the targets")
     if order.bank is None:
-        return msgspec.structs.replace(made, note="the job uses no bank")
-    if score is None:
-        return msgspec.structs.replace(made, note="the samples are too long to be scored with a prompt before them")
-    try:
-        return _look_up_initial_prompt(model, order, order.bank, score, otherwise=made, ranks=ranks)
-    except (StokerError, OSError, ValueError) as error:
-        log.warning("the prompt bank in %s cannot be used: %s", order.bank.folder, error)
-        return msgspec.structs.replace(made, note=f"the bank cannot be used: {error}")
+        note = "the job uses no bank"
+    elif score is None:
+        note = "the samples are too long to be scored with a prompt before them"
+    else:
+        try:
+            found = _look_up_initial_prompt(model, order, order.bank, score, ranks=ranks)
+            if isinstance(found, Initial):
+                return found
+            note = found
+        except (StokerError, OSError, ValueError) as error:
+            log.warning("the prompt bank in %s cannot be used: %s", order.bank.folder, error)
+            note = f"the bank cannot be used: {error}"
+    return Initial(instruction([sample.target for sample in order.samples]), "the targets", note)
 
 
 def _look_up_initial_prompt(
-    model: CausalLM, order: Order, place: BankPlace, score: Score, *, otherwise: Initial, ranks: int
-) -> Initial:
+    model: CausalLM, order: Order, place: BankPlace, score: Score, *, ranks: int
+) -> Initial | str:
+    """Return the best prompt of the bank, or why a lookup takes too long."""
     folder, kind = Path(place.folder), _kind(model)
     slo_s, virtual_tokens = order.slo_s, order.job.prompt.virtual_tokens
     pace = read_paces(folder, virtual_tokens=virtual_tokens).get(kind)
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
-        return _with_over_budget_note(otherwise, pace.lookup_s, slo_s)
+        return _describe_excess(pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
     bank = ensure_bank(
-        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.reading_of(),
-        read=build.reader(model),
+        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.READING, read=build.reader(model)
     )  # fmt: skip
     limit = default_score_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
         remember(folder, kind, ScoringPace(score_s, limit * score_s, virtual_tokens))
-        return _with_over_budget_note(otherwise, limit * score_s, slo_s)
+        return _describe_excess(limit * score_s, slo_s)
     began = time.monotonic()
     found = look_up(bank.layers, score, limit=limit)
     took_s = time.monotonic() - began
@@ -114,9 +117,8 @@ def _look_up_initial_prompt(
     return Initial(found.candidate.text, "the bank", note)
 
 
-def _with_over_budget_note(made: Initial, lookup_s: float, slo_s: float) -> Initial:
-    note = f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} until the deadline"
-    return msgspec.structs.replace(made, note=note)
+def _describe_excess(lookup_s: float, slo_s: float) -> str:
+    return f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} until the deadline"
 
 
 def _measure(score: Score, *, count: int) -> float:
@@ -242,7 +244,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
         StokerError: The bank is for another model, or the folder is not writable.
     """
     bank = ensure_bank(
-        Path(place.folder), candidates, model=place.model, reading=build.reading_of(), read=build.reader(model),
+        Path(place.folder), candidates, model=place.model, reading=build.READING, read=build.reader(model),
         again=True, progress=ambient.progress,
     )  # fmt: skip
     return len(bank.layers)
@@ -299,7 +301,7 @@ def add_tuned_prompt_to_bank(model: CausalLM, place: BankPlace, tuned: Tuned) ->
     )  # fmt: skip
     try:
         insert_or_store_prompt(
-            Path(place.folder), candidate, model=place.model, reading=build.reading_of(), read=build.reader(model)
+            Path(place.folder), candidate, model=place.model, reading=build.READING, read=build.reader(model)
         )
     except (StokerError, OSError, ValueError) as error:
         log.warning("the tuned prompt of %s could not be added to the bank %s: %s", tuned.name, place.folder, error)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence, Sized
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,9 +40,8 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt. The tokens are repeated or cut to `virtual_tokens` (PEFT's rule).
-    If the prompt sets no `virtual_tokens`, the tokens are cut to `most`. Raises ConfigError if the prompt is empty or
-    too long for the model (`longest` tokens; 0: no limit).
+    """Return the tokens of the initial soft prompt, repeated or cut to `virtual_tokens` (PEFT's rule), or without this
+    number cut to `most`. Raises ConfigError if the prompt is empty or has over `longest` tokens (0: no limit).
     """
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
@@ -62,7 +61,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
 
 
 def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) -> list[EncodedSample]:
-    if not samples:
+    if not samples:  # a tokenizer refuses an empty list
         return []
     sources = [template.replace(PLACE, sample.input) for sample in samples]
     ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
@@ -95,10 +94,6 @@ def refuse_too_long_samples(
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
     return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-
-
-class Sized(Protocol):
-    def __len__(self) -> int: ...
 
 
 Row = TypeVar("Row", bound=Sized)

@@ -38,7 +38,7 @@ class ExchangeError(GangBroken):
 
 
 class Exchange:
-    """The connection of one rank to the other ranks of its gang."""
+    """The connection of one rank to the other ranks of its gang. All ranks must call the same methods."""
 
     def __init__(self, *, rank: int, size: int, where: str = "", store: Any = None, group: Any = None) -> None:
         self.rank = rank
@@ -49,10 +49,7 @@ class Exchange:
         self._shared = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add the `values` of all ranks (64-bit, of equal shape) in place. All ranks must call this method.
-
-        Raises ExchangeError if a rank is lost or silent.
-        """
+        """Add the `values` of all ranks (64-bit, of equal shape) in place. Raises ExchangeError if a rank is lost."""
         if self.size > 1:
             try:
                 self._group.allreduce([values]).wait()
@@ -63,10 +60,7 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """Return the data of rank 0 on every rank. All ranks must call this method. `limit_s`: maximum wait in seconds.
-
-        Raises ExchangeError if rank 0 is lost or silent.
-        """
+        """Return the data of rank 0 on every rank. `limit_s`: maximum wait. Raises ExchangeError if rank 0 is lost."""
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"
@@ -94,13 +88,9 @@ class Exchange:
             log.warning("rank %d: other ranks did not report that they are done: %s", self.rank, _first_line(error))
 
     def close(self) -> None:
-        group, self._group = self._group, None
-        met, self._store = self._store, None
-        if group is not None:
-            with contextlib.suppress(RuntimeError):
-                group.shutdown()
-        if met is not None:
-            met.close()
+        with contextlib.suppress(RuntimeError):
+            self._group.shutdown()
+        self._store.close()
 
     def _failed(self, what: str) -> ExchangeError:
         return ExchangeError(
@@ -124,17 +114,11 @@ def meet(
 ) -> Iterator[Exchange]:
     """Open the exchange of a gang while the block runs.
 
-    Args:
-        rendezvous: `host:port` on the machine of rank 0.
-        job: Text that must be equal on all ranks.
-        device: PyTorch name of this rank's device.
-        limit_s: Maximum seconds to wait for other ranks, also in each exchange.
-        listener: Listening socket of rank 0 at the rendezvous. Closed by this function.
-        key: Common secret of the ranks (`stoker.gang().key`). Without a key, anyone who reaches the address can join.
-
-    Raises:
-        ConfigError: The rank or the address is impossible.
-        ExchangeError: Other ranks do not join, or have another job.
+    `rendezvous`: `host:port` on the machine of rank 0. `job`: text that must be equal on all ranks. `device`: PyTorch
+    name of this rank's device. `limit_s`: maximum seconds to wait for other ranks, also in each exchange. `listener`:
+    listening socket of rank 0 at the rendezvous, which this function closes. `key`: common secret of the ranks
+    (`stoker.gang().key`). Raises ConfigError for an impossible rank or address, ExchangeError if other ranks do not
+    join or have another job.
     """
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")

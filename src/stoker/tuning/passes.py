@@ -1,8 +1,8 @@
 """Run the soft prompt on the model of a context with PEFT: gradients and measurements.
 
-PEFT freezes the weights, may change the model's configuration, and draws random numbers. This module undoes these
-changes after each call. This module computes the embeddings itself, because PEFT would load the tokenizer from the hub
-again. The model stays in evaluation mode, because dropout would depend on the division of a batch among ranks.
+PEFT freezes the weights, may change the model's configuration, and draws random numbers. `attach_soft_prompt` undoes
+these changes. `embed` replaces PEFT's own embedding, which would load the tokenizer from the hub again. The model stays
+in evaluation mode, because dropout would depend on the division of a batch among ranks.
 
 All results are sums over samples or tokens. The caller adds the sums of all ranks and then divides. Padding is on the
 right, so the results of a row do not depend on other rows (except for rounding). To save memory, only the positions
@@ -117,12 +117,8 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
     loss, tokens = 0.0, 0
     with torch.inference_mode(mode=False), torch.enable_grad():
         for some in chunks(rows, most=micro_batch):
-            if not some:
-                continue
             logits, wanted = _target_logits(soft, some)
-            summed = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="sum"
-            )
+            summed = _summed_loss(logits, wanted)
             summed.backward()
             loss += float(summed.detach())
             tokens += sum(len(row.target) for row in some)
@@ -138,11 +134,10 @@ def measure(
     found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
-            if some:
-                found += _score(soft, some)
-                if metric in (Metric.ROUGE, Metric.BLEU):
-                    for row, text in zip(some, write(soft, some, tokenizer=tokenizer), strict=True):
-                        found += of_text(text, row.text)
+            found += _score(soft, some)
+            if metric in (Metric.ROUGE, Metric.BLEU):
+                for row, text in zip(some, write(soft, some, tokenizer=tokenizer), strict=True):
+                    found += of_text(text, row.text)
     return found
 
 
@@ -172,11 +167,14 @@ def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) ->
     return [str(tokenizer.decode(_until(ids, end), skip_special_tokens=True)).strip() for ids in made.tolist()]
 
 
+def _summed_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    flat, targets = logits.flatten(0, 1), wanted.flatten()
+    return torch.nn.functional.cross_entropy(flat, targets, ignore_index=_IGNORED, reduction="sum")
+
+
 def _score(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> MetricSums:
     logits, wanted = _target_logits(soft, rows)
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="sum"
-    )
+    losses = _summed_loss(logits, wanted)
     right = ((logits.argmax(dim=-1) == wanted) | (wanted == _IGNORED)).all(dim=1)
     return MetricSums(
         samples=float(len(rows)), tokens=float(sum(len(row.target) for row in rows)), loss=float(losses),

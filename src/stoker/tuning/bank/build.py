@@ -1,6 +1,6 @@
 """Build a bank on first use, and score prompts. To build a bank, compute the features of its prompts and cluster them.
 
-The file `readings` stores each feature. A build after a killed build, or with other settings, reuses this file.
+The folder `readings` stores each feature. A build after a killed build, or with other settings, reuses the features.
 
 The feature of a prompt (§4.3.1, "activation features") is the mean of the last hidden states over its first 64 tokens.
 The paper names no layer. We use the last layer, because only this layer decides the score. We use the mean, because the
@@ -12,10 +12,9 @@ but tuning uses a mean over target tokens. The two means are equal for targets o
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import shutil
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,13 +24,19 @@ import msgspec
 import numpy as np
 
 from stoker.chance import Stream
-from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, StokerError
-from stoker.tuning.bank import store
 from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Array, Insertion, build
 from stoker.tuning.bank.lookup import Score
-from stoker.tuning.bank.store import BankStore, create_bank, hold_bank_lock, open_bank, salvage_candidates
+from stoker.tuning.bank.store import (
+    BankStore,
+    from_bytes,
+    hold_bank_lock,
+    open_bank,
+    read_record,
+    to_bytes,
+    write_record,
+)
 from stoker.tuning.encoding import MOST_TOKENS, Ids, encode_prompt, encode_samples
 from stoker.tuning.job import PLACE, Prompt, Sample
 
@@ -50,29 +55,31 @@ AT_ONCE = 64
 """Number of prompts that are read and stored together. A killed build loses at most this number of features."""
 
 
-class _Origin(msgspec.Struct, frozen=True):
+class _Batch(msgspec.Struct, frozen=True):
+    """A file in `readings`: prompts with their raw features (float32, little-endian)."""
+
     model: str
     reading: str
-
-
-class _Reading(msgspec.Struct, frozen=True):
-    """A prompt and its raw feature (float32, little-endian)."""
-
-    candidate: Candidate
-    feature: bytes
+    features: list[tuple[Candidate, bytes]]
 
 
 class Readings:
-    """The stored features of prompts, computed with one model. A process must lock the folder to add features."""
+    """The stored features of prompts, computed with one model."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
-        self.path = folder / "readings"
+        self._folder = folder / "readings"
+        self._model, self._reading = model, reading
         self.candidates: dict[Key, Candidate] = {}
         self._features: dict[Key, Array] = {}
-        self._of = _Origin(model, reading)
-        self._end = 0
-        with contextlib.suppress(FileNotFoundError):
-            self._load()
+        self._folder.mkdir(exist_ok=True)
+        for path in sorted(self._folder.glob("[0-9]*")):
+            try:
+                self._take(path, read_record(path, _Batch))
+            except StokerError as error:
+                if not error.facts.get("damaged"):
+                    raise
+                aside = path.rename(path.with_name(f"damaged-{path.name}"))
+                log.warning("%s; it is kept as %s, and its prompts are read from the model again", error, aside.name)
 
     def __contains__(self, key: object) -> bool:
         return key in self._features
@@ -84,48 +91,22 @@ class Readings:
         """Store raw features. Raises ValueError for a wrong number of features, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
-        records = [
-            _Reading(candidate, feature.astype("<f4").tobytes())
-            for candidate, feature in zip(candidates, features, strict=True)
-        ]
-        first = [msgspec.msgpack.encode(self._of)] if self._end == 0 else []
-        self._end = store.append_records(
-            self.path, [*first, *(msgspec.msgpack.encode(one) for one in records)], at=self._end
-        )
-        self._take(records)
+        batch = _Batch(self._model, self._reading, list(zip(candidates, map(to_bytes, features), strict=True)))
+        path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}"  # later files replace earlier candidates
+        write_record(path, batch)
+        self._take(path, batch)
 
-    def _load(self) -> None:
-        found = store.read_records(self.path, skip=True)
-        try:
-            of = msgspec.msgpack.decode(found.payloads[0], type=_Origin) if found.payloads else self._of
-            records = [msgspec.msgpack.decode(payload, type=_Reading) for payload in found.payloads[1:]]
-        except UNREADABLE as error:
+    def _take(self, path: Path, batch: _Batch) -> None:
+        if (batch.model, batch.reading) != (self._model, self._reading):
             raise StokerError(
-                f"{self.path}: holds a record that this version cannot read ({error}); move it away, and prompts are"
-                " read from the model again",
-                file=str(self.path),
-            ) from error
-        if of != self._of:
-            raise StokerError(
-                f"{self.path}: was read from {of.model} ({of.reading}), and {self._of.model} ({self._of.reading}) was"
-                " asked for: build its bank in another folder",
-                file=str(self.path),
-                model=of.model,
+                f"{path}: was read from {batch.model} ({batch.reading}), and {self._model} ({self._reading}) was asked"
+                " for: build its bank in another folder",
+                file=str(path),
+                model=batch.model,
             )
-        if found.damaged:
-            aside = back_up_damaged_file(self.path)
-            log.warning(
-                "%s is damaged; its %d whole records are kept, the file itself is %s", self.path, len(records), aside,
-            )  # fmt: skip
-            self._end = store.replace_records(self.path, found.payloads)
-        else:
-            self._end = found.end
-        self._take(records)
-
-    def _take(self, records: Sequence[_Reading]) -> None:
-        for one in records:
-            self.candidates[one.candidate.key] = one.candidate
-            self._features[one.candidate.key] = np.frombuffer(one.feature, dtype="<f4").astype(np.float32)
+        for candidate, feature in batch.features:
+            self.candidates[candidate.key] = candidate
+            self._features[candidate.key] = from_bytes(feature)
 
 
 def ensure_bank(
@@ -143,8 +124,8 @@ def ensure_bank(
 ) -> BankStore:
     """Return the bank in `folder`. Build the bank if it is missing or damaged, or if `again` is True.
 
-    A new bank contains `candidates`, the prompts in `readings`, and the old bank's intact prompts. Only one process at
-    a time builds the bank. Raises StokerError if the folder is for another model, and the ValueError of `layers.build`.
+    A new bank contains `candidates` and the prompts in `readings`. Only one process at a time builds the bank. Raises
+    StokerError if the folder is for another model, and the ValueError of `layers.build`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
@@ -154,17 +135,15 @@ def ensure_bank(
         if bank is not None and not again:  # another process has built the bank
             return bank
         readings = Readings(folder, model=model, reading=reading)
-        every = {one.key: one for one in (*candidates, *readings.candidates.values(), *salvage_candidates(folder))}
-        wanted = list(every.values())
+        wanted = list({one.key: one for one in (*candidates, *readings.candidates.values())}.values())
         _compute_missing_features(readings, wanted, read, progress)
         layers = build(wanted, readings.features(wanted), k=k, capacity=capacity, largest_group=largest_group)
-        if bank is None and (folder / "bank").exists():
-            log.warning(
-                "the damaged bank is %s; it was made again with %d prompts",
-                back_up_damaged_file(folder / "bank"),
-                len(layers),
-            )
-        return create_bank(folder, layers, model=model, reading=reading)
+        made = BankStore(folder, model=model, reading=reading)
+        if bank is None and made.path.exists():
+            aside = made.path.rename(made.path.with_name(f"bank.damaged-{time.time_ns()}"))
+            log.warning("the damaged bank is %s; it is made again with %d prompts", aside, len(layers))
+        made.write(layers)
+        return made
 
 
 def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
@@ -188,21 +167,12 @@ def insert_or_store_prompt(
 
 def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
     """Store a candidate and its raw feature `[width]` in `readings`. Return the feature."""
-    with hold_bank_lock(folder):
-        readings = Readings(folder, model=model, reading=reading)
+    readings = Readings(folder, model=model, reading=reading)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
-    with hold_bank_lock(folder):
-        readings = Readings(folder, model=model, reading=reading)
-        if readings.candidates.get(candidate.key) != candidate:
-            readings.add([candidate], feature)
+    if readings.candidates.get(candidate.key) != candidate:
+        readings.add([candidate], feature)
     first: Array = feature[0]
     return first
-
-
-def back_up_damaged_file(path: Path) -> Path:
-    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-    shutil.copyfile(path, aside)
-    return aside
 
 
 def _whole(folder: Path, *, model: str, reading: str) -> BankStore | None:
@@ -219,8 +189,7 @@ def _compute_missing_features(
 ) -> None:
     missing = [one for one in wanted if one.key not in readings]
     there = len(wanted) - len(missing)
-    # Texts of similar length in one batch need less padding.
-    missing.sort(key=lambda one: len(one.text))
+    missing.sort(key=lambda one: len(one.text))  # texts of similar length in one batch need less padding
     for start in range(0, len(missing), AT_ONCE):
         some = missing[start : start + AT_ONCE]
         readings.add(some, read([one.text for one in some]))
@@ -230,22 +199,14 @@ def _compute_missing_features(
 
 FEATURE_TOKENS = MOST_TOKENS
 """Number of tokens read per prompt. Scored prompts are cut to this length, unless the job sets `virtual_tokens`."""
-SCORED_SAMPLES = 16
-"""Number of samples from which the score of a prompt is computed (§4.3.2)."""
+READING = f"mean last hidden state, first {FEATURE_TOKENS} tokens"
+"""How `reader` computes features, which is part of a bank's identity."""
 
 
-def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
-    """Return a description of how features are computed, which is part of a bank's identity."""
-    return f"mean last hidden state, first {tokens} tokens"
-
-
-def reader(model: CausalLM, *, tokens: int = FEATURE_TOKENS) -> Reader:
+def reader(model: CausalLM) -> Reader:
     from stoker.contexts.reading import mean_hidden_states
 
-    def read(texts: Sequence[str]) -> Array:
-        return mean_hidden_states(model, texts, most_tokens=tokens)
-
-    return read
+    return lambda texts: mean_hidden_states(model, texts, most_tokens=FEATURE_TOKENS)
 
 
 def scorer(
@@ -286,10 +247,10 @@ def scorer(
     return score
 
 
-def evaluation_samples(
-    samples: Sequence[tuple[str, str]], *, count: int = SCORED_SAMPLES, seed: int = 0
-) -> list[tuple[str, str]]:
-    """Return at most `count` random samples, without repetition and in their order. Equal seeds give equal samples."""
+def evaluation_samples(samples: Sequence[tuple[str, str]], *, count: int = 16, seed: int = 0) -> list[tuple[str, str]]:
+    """Return at most `count` random samples (§4.3.2), without repetition and in their order. Equal seeds give equal
+    samples.
+    """
     draw = Stream(seed, "evaluation samples")
     order = sorted(range(len(samples)), key=draw.uniform)[:count]
     return [samples[place] for place in sorted(order)]

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -73,10 +73,6 @@ def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
     owners: Indices = np.argmin(distances[:, medoids], axis=1)
     owners[medoids] = np.arange(len(medoids))
     return owners
-
-
-def medoid_cost(distances: Array, medoids: Indices) -> float:
-    return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
 
 
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
@@ -134,10 +130,6 @@ class Scale(msgspec.Struct, frozen=True):
     centre: Array
     spread: Array
 
-    @property
-    def width(self) -> int:
-        return len(self.centre)
-
     def unit(self, features: Array) -> Array:
         """Return raw features `[n, width]` scaled to rows of length 1. A feature at the centre becomes 0."""
         scaled = (features - self.centre) / self.spread
@@ -149,9 +141,8 @@ class Scale(msgspec.Struct, frozen=True):
 def compute_feature_scale(features: Array) -> Scale:
     """Return the scale of raw features `[n, width]`. A constant dimension has divisor 1."""
     spread = features.std(axis=0)
-    return Scale(
-        centre=features.mean(axis=0).astype(np.float32), spread=np.where(spread > 1e-12, spread, 1.0).astype(np.float32)
-    )
+    spread = np.where(spread > 1e-12, spread, 1.0)
+    return Scale(centre=features.mean(axis=0).astype(np.float32), spread=spread.astype(np.float32))
 
 
 CLUSTERS = 50
@@ -188,22 +179,20 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """The candidates of a bank in clusters. `vectors`: features scaled to length 1. The first member of a cluster is
-    the representative."""
+    """The candidates of a bank in clusters, with their features scaled to length 1 (`vectors`). The first member of a
+    cluster is the representative."""
 
     def __init__(
         self,
-        candidates: Mapping[Key, Candidate],
-        vectors: Mapping[Key, Array],
-        clusters: Sequence[Sequence[Key]],
+        clusters: Sequence[Sequence[tuple[Candidate, Array]]],
         *,
         scale: Scale,
-        capacity: int = CAPACITY,
-        largest_group: int = LARGEST_GROUP,
+        capacity: int,
+        largest_group: int,
     ) -> None:
-        self.candidates = dict(candidates)
-        self.vectors = dict(vectors)
-        self.clusters = [list(members) for members in clusters]
+        self.candidates = {one.key: one for members in clusters for one, _ in members}
+        self.vectors = {one.key: vector for members in clusters for one, vector in members}
+        self.clusters = [[one.key for one, _ in members] for members in clusters]
         self.scale = scale
         self.capacity = capacity
         self.largest_group = largest_group
@@ -216,12 +205,6 @@ class Layers:
 
     def __contains__(self, key: object) -> bool:
         return key in self.candidates
-
-    def __iter__(self) -> Iterator[Candidate]:
-        return iter(self.candidates.values())
-
-    def cluster_index(self, key: Key) -> int:
-        return self._home[key]
 
     # ---- insertion and replacement
 
@@ -245,9 +228,8 @@ class Layers:
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
     def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
+        """Carry out a plan that is not REFUSED."""
         key = candidate.key
-        if insertion.did is InsertionOutcome.REFUSED:
-            return
         self.candidates[key] = candidate
         if insertion.did is InsertionOutcome.UPDATED:
             return
@@ -258,13 +240,13 @@ class Layers:
         if insertion.removed is not None:
             self._remove(insertion.removed)
 
-    def trim(self) -> list[Key]:
-        """Remove candidates beyond the capacity, each from the largest cluster. Return the removed keys."""
-        gone = []
-        while len(self) > self.capacity and len(self.clusters[largest := self._largest_cluster_index()]) > 1:
-            gone.append(self._nearest(largest)[0])
-            self._remove(gone[-1])
-        return gone
+    def remove_from_largest_cluster(self) -> bool:
+        """Remove a candidate of the largest cluster. Return False if it has only its representative."""
+        largest = self._largest_cluster_index()
+        if len(self.clusters[largest]) == 1:
+            return False
+        self._remove(self._nearest(largest)[0])
+        return True
 
     def _remove(self, key: Key) -> None:
         cluster = self._home.pop(key)
@@ -342,18 +324,11 @@ def build(
     distances = cosine_distances(units, units)
     np.fill_diagonal(distances, 0.0)
     medoids, owners = k_medoids(distances, k=min(k, capacity))
-    keys = [candidate.key for candidate in candidates]
     clusters = [
-        [keys[medoid], *(keys[i] for i in np.flatnonzero(owners == number) if i != medoid)]
+        [(candidates[i], units[i]) for i in (medoid, *(i for i in np.flatnonzero(owners == number) if i != medoid))]
         for number, medoid in enumerate(medoids)
     ]
-    layers = Layers(
-        dict(zip(keys, candidates, strict=True)),
-        dict(zip(keys, units, strict=True)),
-        clusters,
-        scale=scale,
-        capacity=capacity,
-        largest_group=largest_group,
-    )
-    layers.trim()
+    layers = Layers(clusters, scale=scale, capacity=capacity, largest_group=largest_group)
+    while len(layers) > capacity and layers.remove_from_largest_cluster():
+        pass
     return layers

@@ -79,13 +79,6 @@ def two_layers(layers: Layers, score: Score) -> LookupResult:
     return search.found()
 
 
-def score_all_candidates(layers: Layers, score: Score) -> LookupResult:
-    """Score every candidate, to compare the result with those of faster lookups."""
-    search = _Search(layers, score, limit=len(layers))
-    search.ask(list(layers.candidates))
-    return search.found()
-
-
 class _Search:
     def __init__(self, layers: Layers, score: Score, *, limit: int) -> None:
         self._layers = layers
