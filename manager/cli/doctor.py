@@ -25,7 +25,7 @@ from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.executor import detached, new_sessions
 from stoker.manager.live import lease, node_store
-from stoker.protocol import show_nodes
+from stoker.protocol import show_status
 from stoker.protocol.session import SessionFolder, is_begun, is_session_folder
 from stoker.site import Site
 from stoker.units import show_bytes
@@ -100,7 +100,7 @@ def excluded_nodes() -> Iterator[Finding]:
         yield ok("nodes", "no node is excluded because its devices failed")
     for record in found:
         fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
-        yield warn("nodes", f"no block starts on node {show_nodes.describe_excluded_node(record)}", fix)
+        yield warn("nodes", f"no block starts on node {show_status.describe_excluded_node(record)}", fix)
 
 
 def clear_node(node: str) -> Iterator[str]:

@@ -161,7 +161,7 @@ def test_bleu_splits_words_like_wmt():
 # ---- forecasts
 
 
-def test_remaining_time_uses_the_longest_recent_iteration_and_evaluation():
+def test_remaining_time_uses_the_longest_recent_times():
     pace = IterationPace(evaluate_every=10)
     assert pace.left_s(100) is None
     pace.iterations_s.extend((0.5, 0.75, 0.25))

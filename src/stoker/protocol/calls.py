@@ -13,6 +13,11 @@ from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
 Payload = bytes | ObjectRef
 """Pickled bytes that only a library or the client may unpickle. A large payload is an `ObjectRef`."""
 
@@ -28,10 +33,8 @@ always allowed.
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: maximum length.
-
     `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: additional device seconds, divided
-    among a gang's devices. `kind`: name of a group of calls that end after a similar fraction of their items.
-    """
+    among a gang's devices. `kind`: group of calls that end after a similar fraction of their items."""
 
     items: int = 1
     input_length: int = 0
@@ -42,21 +45,14 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most_output: int = 0
 
     def seconds_before_first_item(self, size: int) -> float:
-        """Return the seconds that a gang needs before the first item.
-
-        Args:
-            size: Number of the gang's devices.
-        """
+        """Return the seconds that a gang of `size` devices needs before the first item."""
         return self.fixed_s + self.shared_s / size
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The timing objectives of a call in seconds (0: none).
-
-    `deadline_at`: in the manager's clock (`Submit.due_in_s`). `drop_late`: True to drop a call that will miss its
-    deadline; otherwise the call runs late when devices are free. The time to first token is the larger of `ttft_s` and
-    `ttft_per_token_s` times the input tokens, and at most `ttft_most_s`.
-    """
+    """The timing objectives of a call in seconds (0: none). `deadline_at`: in the manager's clock (`Submit.due_in_s`).
+    `drop_late`: drop a call that will miss its deadline, instead of running it when devices are free. The time to first
+    token is the larger of `ttft_s` and `ttft_per_token_s` times the input tokens, and at most `ttft_most_s`."""
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
@@ -73,13 +69,11 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
-    """The options that all calls of a submission share.
-
-    `variants`: other contexts that can run the call, best first. `gang`: minimum and maximum number of libraries.
-    `limit_s`: maximum run time in seconds, without waits for the client (0: no limit). `stream`: True to send each
-    piece of the result at once. `folder`: the user's folder for the run (empty: the program's folder `home`, or a
-    private folder if the pilot does not see `home`). `batch`: maximum items per call of `stoker.map` (0: one per call).
-    """
+    """The options that all calls of a submission share. `variants`: other contexts that can run the call, best first.
+    `gang`: minimum and maximum number of libraries. `limit_s`: maximum run time without waits for the client (0: no
+    limit). `stream`: send each piece of the result at once. `folder`: the user's folder for the run (empty: the
+    program's folder `home`, or a private folder if the pilot does not see `home`). `batch`: maximum items per call of
+    `stoker.map` (0: one per call)."""
 
     priority: int = 0
     objective: Objective = Objective()
@@ -139,7 +133,7 @@ class FailureKind(enum.Enum):
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Output of a call: bytes `start` to `end` (0: end of file) of the log file `path` on the pilot."""
+    """Output of a call: bytes `start` to `end` (0: end of file) of the log `path` on the pilot."""
 
     path: str
     start: int
@@ -149,8 +143,7 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """Evidence of a failure. `signal`: signal that ended the process, or 0. `log`: log of the library. `printed`:
     output of the call. `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices.
-    `retry_after_s`: seconds until a retry of a dropped call may succeed (0: unknown).
-    """
+    `retry_after_s`: when a retry of a dropped call may succeed (0: unknown)."""
 
     kind: FailureKind
     message: str
@@ -175,12 +168,9 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of a call. The client receives exactly one `CallEnd` for each accepted call.
-
-    If `ok`, `payload` is the pickled result. If not `ok` and without a `failure`, `payload` is the pickled exception of
-    the function. An infrastructure failure may also have this payload. `run_s`: seconds in the function. `pieces`:
-    number of acknowledged pieces. `raised`: summary of the exception, with its lines in the user's code.
-    """
+    """The end of a call. The client receives exactly one for each accepted call. `payload`: the pickled result, or
+    without `ok` the pickled exception of the function, if it raised one. `run_s`: seconds in the function. `pieces`:
+    number of acknowledged pieces. `raised`: summary of the exception, with its lines in the user's code."""
 
     call: CallId
     ok: bool
@@ -194,7 +184,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A progress report of a call: steps `done` of `total` (0: unknown), a metric, and a checkpoint `state`."""
+    """Steps `done` of `total` (0: unknown), a metric, and a checkpoint `state` of a call."""
 
     call: CallId
     done: float = 0.0
@@ -204,7 +194,7 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """The time at which a call is expected to end, on the manager's clock (`Forecasts.said_at`)."""
+    """When a call is expected to end, on the manager's clock (`Forecasts.said_at`)."""
 
     call: CallId
     ends_at: float
@@ -233,10 +223,9 @@ class ListedState(enum.Enum):
 
 
 class ListedCall(msgspec.Struct, frozen=True):
-    """A call in `stoker calls`. `where`: `pilot/library` of a running call (of each gang member). `ahead`: number of
-    calls that the library runs first. `error`: first line of the error. `due_in_s`: seconds until the deadline
-    (negative: missed; None: no deadline). `ends_in_s`: seconds until the expected end (None: unknown).
-    """
+    """A call in `stoker calls`. `where`: `pilot/library` of each running call or gang member. `ahead`: calls that the
+    library runs first. `error`: its first line. `due_in_s`: seconds until the deadline (negative: missed; None: no
+    deadline). `ends_in_s`: seconds until the expected end (None: unknown)."""
 
     call: str
     function: str
@@ -255,9 +244,8 @@ class ListedCall(msgspec.Struct, frozen=True):
 
 class FailureGroup(msgspec.Struct, frozen=True):
     """Calls of one function with the same failure. `error`: class of the exception, or how the call ended. `place`:
-    innermost line of the user's code, `FILE:LINE in NAME`. `example`: newest of these calls, with `message`.
-    `first_s`, `last_s`: seconds since the first and last failure.
-    """
+    innermost line of the user's code, `FILE:LINE in NAME`. `example`: newest of these calls, with its `message`.
+    `first_s`, `last_s`: seconds since the first and last failure."""
 
     function: str
     error: str

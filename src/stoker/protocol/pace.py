@@ -2,17 +2,15 @@
 
 `WorkPace` is the estimator of every progress bar and forecast. Times are monotonic seconds.
 
-Results arrive in bursts. A count over a fixed window would double or halve with each burst. Therefore `WorkPace` uses
-these rules:
+Results arrive in bursts. A count over a fixed window would double or halve with each burst. Therefore:
 
-- The rate is measured between bursts: the number of results after the first burst, divided by the time between the
-  first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
-- The rate follows a new measurement slowly, with a time constant of 10 s, and by at most a factor of 1.4 in 10 s (1.7
-  if rate and measurement differ by more than a factor of 3).
-- The time before the first burst may include the load of a model. The load time counts until the bursts cover an equal
-  time with gaps of at most half its length.
-- Between bursts the time left decreases. If no result arrives for 1.5 times the longest gap, the rate decreases by at
-  most a factor of 1.4 in 10 s.
+- The rate is measured between bursts: the results after the first burst, divided by the time from the first to the last
+  burst of the window. The window is 30 s, or five times the longest gap if that is longer.
+- The rate follows a new measurement with a time constant of 10 s, by at most a factor of 1.4 in 10 s (1.7 if rate and
+  measurement differ by more than a factor of 3).
+- The time before the first burst may include the load of a model. It counts until the bursts cover an equal time with
+  gaps of at most half its length.
+- If no result arrives for 1.5 times the longest gap, the rate decreases by at most a factor of 1.4 in 10 s.
 - The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.
 """
 
@@ -194,10 +192,7 @@ def seconds_since_first_count(counts: Counts, *, now: float) -> float:
 
 
 def recent_rate_per_second(counts: Counts, *, now: float) -> float:
-    """Return the counts per second between the first and the last burst in the window, or 0.0 without counts.
-
-    The rate decreases only if the next burst is overdue.
-    """
+    """Return the counts per second between the first and the last burst, decreasing if the next burst is overdue."""
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:
         return 0.0

@@ -8,6 +8,8 @@
         manager.log              log of the manager; other logs: factory.log, seed.log, advisor.log, client.log
         manager.lease            names the manager's process (`manager.live.lease`); used with manager.lock
         manager.end              written by `stoker down`, to stop a manager that reads no messages
+        manager.progress         touched when the manager's first call has ended (`manager.live.keeper`)
+        manager.clock            from which a restarted manager continues its clock (`manager.live.clock`)
         manager.json             command that restarts the manager of a session that continues when programs end
         policies.json            policies other than the default; policies/ has the files of the user's policies
         seed.address             address of the seed
@@ -20,9 +22,7 @@
         pilots/<pilot>/          pilot.log, and lib-<n>.log of each library
 
 The folder `sessions/` in the user's state folder (`contexts.folders`) has a link to each session, named by session id.
-
-A gateway rewrites its file in `gateways/` every few seconds, and removes the file at exit. An old file shows that the
-gateway was killed.
+An old file in `gateways/` shows that the gateway was killed: it rewrites the file every few seconds.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """Content of `session.json`. `server_key`: the manager's public key in Z85. `python`: Python version of the
-    session (empty: the file was written by an older manager).
-    """
+    """Content of `session.json`. `server_key`: the manager's public key in Z85. `python`: version of its Python."""
 
     session: str
     protocol: int
@@ -81,14 +79,13 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """Content of a lease file (`manager.lease`). `over`: why the session is over (empty: it is not over)."""
+    """The part of a lease (`manager.lease`) that says why the session is over (empty: it is not over)."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """Paths in a session's folder, and methods that read small files in this folder. These methods raise
-    SessionError for an unreadable file."""
+    """Paths in a session's folder, and readers of its small files, which raise SessionError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = folder = Path(path).absolute()
@@ -96,9 +93,7 @@ class SessionFolder:
         self.journal = folder / "journal"
         self.launch = folder / "manager.json"
         self.progress = folder / "manager.progress"
-        """File that a manager touches when its first call has ended (`manager.live.keeper`)."""
         self.clock = folder / "manager.clock"
-        """File from which a restarted manager continues its clock (`manager.live.clock`)."""
         self.manager_log = folder / "manager.log"
         self.lease = folder / "manager.lease"
         self.asked_to_end = folder / "manager.end"
@@ -249,10 +244,9 @@ Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source code around a function or a loader. `text`: digest of the source code. `function`: dotted name.
-    `file`: file of the source code (empty: a notebook or an interactive prompt). `folder`: folder of the program, with
-    readable modules. `arguments`: arguments of a loader that are strings, numbers, booleans or None.
-    """
+    """The source code around a function or a loader. `text`: its digest. `function`: dotted name. `file`: empty for a
+    notebook or an interactive prompt. `folder`: folder of the program, with readable modules. `arguments`: arguments of
+    a loader that are strings, numbers, booleans or None."""
 
     text: str
     function: str
@@ -286,11 +280,10 @@ SILENT_AFTER_S = 15.0
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """Measurements of one model that a gateway serves. `key`, `recipe`: key and name of the model's context (empty:
-    the model's folder has not been read). `trouble`: why the model's folder is unreadable. `ttft_s`: median time to
-    first token of recent streams. `met`: share of these streams that met their objectives (None: no objective or no
-    stream). `refused`: number of requests that were refused because their answers would have been late.
-    """
+    """Measurements of one model that a gateway serves. `key`, `recipe`: key and name of the model's context (empty: its
+    folder has not been read). `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent
+    streams. `met`: share of these streams that met their objectives (None: none). `refused`: requests that were refused
+    because their answers would have been late."""
 
     name: str
     key: str = ""

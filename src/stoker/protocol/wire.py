@@ -2,23 +2,22 @@
 
 A frame is a MessagePack array `[sequence, [message, ...]]`. The sequence number of an unnumbered frame is 0.
 
-Every protocol version has the same frame shape, the same hello and the same refusal, so that peers of two versions get
-a clear error. A hello is the first message of its frame. It is a map with the keys `protocol` and
-`session`. The answer `refused`
-is a map with a `reason`.
+Every protocol version has the same frame shape, hello and refusal, so that peers of two versions get a clear error. A
+hello is the first message of its frame: a map with `protocol` and `session`. The refusal is a map with a `reason`.
 
 Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and
-resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. The receiver
-refuses a frame that skips a number, because the sender resends all unacknowledged frames after the next hello.
+resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops frames that it has handled, and frames
+that skip a number, because the sender resends these after the next hello.
 
-A manager that lost the end of its journal lacks frames that it had acknowledged. The hello of the sender contains the
-last number of these frames. The manager continues from this number (`Inbox.skip_to`) and requests the content of the
-lost frames again.
+A manager that lost the end of its journal lacks frames that it had acknowledged. It continues from the number in the
+sender's hello (`Inbox.skip_to`), and requests the content of the lost frames again.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -34,7 +33,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """A list of messages. `sequence`: number of the frame among the sender's frames (0: an unnumbered frame)."""
+    """Messages with the `sequence` number of their frame among the sender's frames (0: an unnumbered frame)."""
 
     sequence: int
     messages: list[M]
@@ -89,28 +88,12 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
     return f"this is session {session}, protocol {VERSION}; {asked}{more}"
 
 
-def from_client_decoder() -> Decoder[to_manager.FromClient]:
-    return Decoder(to_manager.FromClient)
-
-
-def from_pilot() -> Decoder[to_manager.FromPilot]:
-    return Decoder(to_manager.FromPilot)
-
-
-def to_pilot_decoder() -> Decoder[to_pilot.ToPilot]:
-    return Decoder(to_pilot.ToPilot)
-
-
-def to_client_decoder() -> Decoder[to_client.ToClient]:
-    return Decoder(to_client.ToClient)
-
-
-def to_library_decoder() -> Decoder[to_library.ToLibrary]:
-    return Decoder(to_library.ToLibrary)
-
-
-def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
-    return Decoder(to_agent.ToAgent)
+from_client_decoder: Callable[[], Decoder[to_manager.FromClient]] = partial(Decoder, to_manager.FromClient)
+from_pilot: Callable[[], Decoder[to_manager.FromPilot]] = partial(Decoder, to_manager.FromPilot)
+to_pilot_decoder: Callable[[], Decoder[to_pilot.ToPilot]] = partial(Decoder, to_pilot.ToPilot)
+to_client_decoder: Callable[[], Decoder[to_client.ToClient]] = partial(Decoder, to_client.ToClient)
+to_library_decoder: Callable[[], Decoder[to_library.ToLibrary]] = partial(Decoder, to_library.ToLibrary)
+to_agent_decoder: Callable[[], Decoder[to_agent.ToAgent]] = partial(Decoder, to_agent.ToAgent)
 
 
 # ---- numbered frames
@@ -169,11 +152,8 @@ class Inbox:
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """Continue after frame number `sequence`, because the sender keeps no earlier frames.
-
-        Return True if the receiver has lost frames that it had acknowledged. Frames that were handled after a skipped
-        number are handled again.
-        """
+        """Continue after frame number `sequence`, because the sender keeps no earlier frames. Return True if the
+        receiver has lost frames that it had acknowledged. Frames after a skipped number are handled again."""
         lost = sequence > self.last or self.lost_handled_frames
         self.last = sequence if self.lost_handled_frames else max(self.last, sequence)
         self.lost_handled_frames = False
