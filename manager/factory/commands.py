@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from stoker.manager.factory.batch import BatchTrouble, Unanswered
-from stoker.manager.factory.pacing import Pacer
+from stoker.manager.factory.pacing import Pacer, unlimited
 
 log = logging.getLogger("stoker.factory")
 
@@ -58,10 +58,10 @@ class CommandResult(msgspec.Struct, frozen=True):
 
 
 class CommandRunner:
-    """Runs commands in one folder. Only one thread may use a runner."""
+    """Runs commands in one folder, for one thread."""
 
     def __init__(self, *, limit_s: float, folder: Path, pacer: Pacer | None = None) -> None:
-        self._pacer = pacer
+        self.pacer = pacer or unlimited()
         self.limit_s = limit_s
         self.folder = folder
         self._environ = clean_environment(os.environ)
@@ -70,8 +70,7 @@ class CommandRunner:
         """Run a command. `name`: the command's name in errors. `more`: additional environment variables. Raises
         Unanswered after the time limit, BatchTrouble if the command cannot start."""
         name = name or words[0]
-        if self._pacer is not None:
-            self._pacer.take()
+        self.pacer.take()
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)  # a person may have removed the folder
             process = subprocess.Popen(
@@ -96,12 +95,19 @@ class CommandRunner:
             except subprocess.TimeoutExpired as error:  # the process hangs in a dead file system
                 out, err = error.output or b"", error.stderr or b""
             said = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
-            said_so_far = f", after it printed: {said}" if said else ""
-            raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
+            printed = f", after it printed: {said}" if said else ""
+            raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{printed}") from None
         finally:
             _running.discard(process.pid)
         log.debug("%s: exit code %d, %d bytes", name, process.returncode, len(out))
         return CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def check(self, words: Sequence[str], *, allow: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
+        """Run a command. Raises BatchTrouble also if the command fails, unless its errors contain `allow`."""
+        said = self.run(words, more=more)
+        if said.code and not (allow and allow in said.err):
+            raise BatchTrouble(f"{words[0]}: {said.words}")
+        return said
 
     def shell(self, line: str) -> CommandResult:
         return self.run(["/bin/sh", "-c", line], name=line.split()[0])

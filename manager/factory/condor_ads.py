@@ -1,9 +1,8 @@
 """Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job changes from RUNNING to IDLE. The block of an evicted job ends, and the job is removed, because a new job
-is matched sooner. A held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between
-two queries. A removed job stays in the queue until its machine answers. `NumJobStarts` may be missing for a job that
-has run, because a killed shadow never writes it.
+The block of an evicted job (from RUNNING to IDLE) ends, and the job is removed, because a new job is matched sooner. A
+held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between two queries. A
+removed job stays in the queue until its machine answers. A killed shadow never writes `NumJobStarts`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import re
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -69,10 +68,8 @@ class JobStatus(enum.IntEnum):
     SUSPENDED = 7
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """A job's status, and whether the factory removes the job (`remove`). `force`: True if the factory does not wait
-    for an answer of the job's machine.
-    """
+class Verdict(NamedTuple):
+    """A job's status, and whether the factory removes the job, with `force` without an answer of its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -101,8 +98,7 @@ def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: in
     `memory_bytes`: the memory in the site file, which HTCondor rounds."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
-    status = _add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
-    return msgspec.structs.replace(verdict, status=status)
+    return verdict._replace(status=_add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes))
 
 
 def _add_hold_to_status(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
@@ -159,8 +155,8 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """Return True if an idle job has run and was not held afterwards. A VacateReasonCode alone does not prove a run,
-    because a slot that rejects the job also leaves a code."""
+    """Return True if an idle job has run and was not held afterwards. A slot that rejects the job also leaves a
+    VacateReasonCode."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -169,14 +165,13 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 def loss_reason_of_eviction(ad: Ad) -> LossReason:
     """Return why an evicted job was lost. Before HTCondor 24, which introduced vacate codes, the reason is VACATED."""
-    code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
+    code = ad.get("VacateReasonCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
     if code in _NODE_LOST:
         return LossReason.NODE_LOST
-    if (code, sub) == _OUT_OF_MEMORY:
-        return LossReason.OUT_OF_MEMORY
-    return LossReason.VACATED
+    out_of_memory = (code, ad.get("VacateReasonSubCode")) == _OUT_OF_MEMORY
+    return LossReason.OUT_OF_MEMORY if out_of_memory else LossReason.VACATED
 
 
 def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
@@ -229,8 +224,7 @@ def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
 
 def summarize_match_analysis(text: str) -> str:
     """Summarize `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions no slot
-    meets. Return an empty text if slots match. HTCondor before 24.4 considers only the free part of a partitionable
-    slot."""
+    meets. Return "" if slots match. HTCondor before 24.4 considers only the free part of a partitionable slot."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -240,10 +234,8 @@ def summarize_match_analysis(text: str) -> str:
     rows = dict(re.findall(rf"^\s*(\[\d+\])\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE))
     nowhere = [_expand_condition(row, text) for row in _unmet_conditions(rows)]
     if nowhere and out == int(total[1]):
-        of_machines = "slots on" in text[total.start() :]
-        now = (
-            "" if of_machines or not any(_DIVIDED.search(part) for part in nowhere) else " with the resources free now"
-        )
+        is_divided = "slots on" not in text[total.start() :] and any(map(_DIVIDED.search, nowhere))
+        now = " with the resources free now" if is_divided else ""
         said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
     said += [f"{own} refuse the job by their own requirements"] if own else []
     said += [f"{later} would suit, but are taken"] if later else []
@@ -256,8 +248,7 @@ def is_every_slot_excluded(analysis: str) -> bool:
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the conditions that no slot meets. Omit conditions that contain another such condition, and parts of an
-    `||`."""
+    """Return the conditions that no slot meets, without conditions that contain another one, and parts of an `||`."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [

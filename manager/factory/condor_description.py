@@ -78,9 +78,8 @@ def quoted(text: str) -> str:
 
 
 def gpu_expression(kind: str) -> str:
-    """Return the ClassAd expression for a GPU type: words of the device's name. `a10` matches neither A100 nor A10G.
-    Dashes, dots and underscores match any separator. The pattern contains no backslash, because submit descriptions and
-    new ClassAds treat a backslash differently."""
+    """Return the ClassAd expression for a GPU type: words of the device's name, with any separators. `a10` matches
+    neither A100 nor A10G. Submit descriptions and new ClassAds treat a backslash differently, so there is none."""
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"
@@ -89,10 +88,8 @@ def gpu_expression(kind: str) -> str:
 def _file_transfer_lines(files: Sequence[str], *, shared: bool) -> list[str]:
     for name in files:
         if re.search(r"[,\n]|^\s|\s$", name):
-            raise SubmissionRefused(
-                f"HTCondor cannot transfer {name!r}: its name has a comma, a line break, or a blank at an end; rename"
-                " it"
-            )
+            why = "its name has a comma, a line break, or a blank at an end; rename it"
+            raise SubmissionRefused(f"HTCondor cannot transfer {name!r}: {why}")
     return [
         f"should_transfer_files = {'IF_NEEDED' if shared else 'YES'}",
         "when_to_transfer_output = ON_EXIT",

@@ -31,9 +31,8 @@ from stoker.manager.factory.batch import (
     SubmissionRefused,
     Unanswered,
     UnnamedJob,
-    submit,
 )
-from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
+from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, unlimited
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
@@ -57,8 +56,8 @@ MOST_UNANSWERED = 6
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: the last report to the manager. `again`: why the block's job was requeued.
-    `is_unknown`: True if the manager did not name the block. `cancel`: the reason for cancelling the block."""
+    """A block that is not over. `told`: the last report to the manager. `again`: why its job was requeued.
+    `is_unknown`: the manager did not name it. `cancel`: why it is cancelled. `tried`: it was submitted before."""
 
     block: BlockId
     job: str = ""
@@ -84,17 +83,15 @@ class KeptBlock:
 
 
 class Absences:
-    """Counts the consecutive listings that lack a job.
-
-    A single listing may come from a cache. A job is lost after `LISTINGS` listings without it, over at least `lag_s`
-    seconds. With `lag_s` 0, one listing suffices.
+    """Counts the consecutive listings that lack a job, because one listing may come from a cache. A job is lost after
+    `LISTINGS` listings without it, over at least `lag_s` seconds. With `lag_s` 0, one listing suffices.
     """
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
         self._lag_s = lag_s
         self._clock = clock
         self._missed: dict[Hashable, tuple[int, float]] = {}
-        """By job: number of consecutive listings without the job, and time of the first of these listings."""
+        """By job: number of these listings, and time of the first."""
 
     def listed(self, job: Hashable) -> None:
         """Reset the count of a job that is listed or has ended."""
@@ -135,27 +132,25 @@ class BlockKeeper:
         self._batch: Batch | None = None
         self._owners = owners
         self._poll_s = poll_s
-        self._pacer = pacer
+        self._pacer = pacer or unlimited()
         self._clock = clock
         self._over: dict[BlockId, BlockUpdate] = {}
-        """Last updates of ended blocks, kept to be reported again if the manager loses these updates."""
+        """Last updates of ended blocks, in case the manager loses these updates."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """True after the manager has named its blocks. Until then, the keeper cannot match jobs with blocks."""
+        """True after the manager has named its blocks, so that jobs can be matched with blocks."""
         self._sure = False
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Number of consecutive submissions without an answer, and their last output. Each submission may have created
-        a hidden job."""
+        """Number of consecutive submissions without an answer, which may have hidden jobs, and their last output."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
-        """Blocks with an unanswered submission and no known job. A listing may still show a job of these blocks."""
+        """Blocks with an unanswered submission, whose jobs a listing may still show."""
         self._given_up: set[str] = set()
-        """Jobs that count as over because listings lack them. These jobs are cancelled again at the end of the
-        session."""
+        """Jobs that count as over because listings lack them. They are cancelled again at the end of the session."""
 
     # ---- orders
 
@@ -282,13 +277,11 @@ class BlockKeeper:
         return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
     def _query_delay_s(self) -> float:
-        if self._pacer is None:
-            return 0.0
         overdue = self._clock() - self._query_at > _OVERDUE * self._poll_s
         return self._pacer.wait_s(leaving=0.0 if overdue else FOR_QUERIES)
 
     def _submission_delay_s(self) -> float:
-        return 0.0 if self._pacer is None else self._pacer.wait_s(leaving=FOR_SUBMISSIONS)
+        return self._pacer.wait_s(leaving=FOR_SUBMISSIONS)
 
     def _open_batch_system(self) -> Batch:
         if self._batch is None:
@@ -322,9 +315,8 @@ class BlockKeeper:
             elif job not in over:
                 strays.append(job)
         if strays:
-            log.warning(
-                "source %s: jobs %s are not jobs of requested blocks and are cancelled", self.name, ", ".join(strays)
-            )
+            text = "source %s: jobs %s are not jobs of requested blocks and are cancelled"
+            log.warning(text, self.name, ", ".join(strays))
             batch.cancel(strays)
         self._resolve_submissions(set(found.values()))
         self._sure = True
@@ -369,7 +361,7 @@ class BlockKeeper:
                 if job in jobs and self._is_status_confirmed(jobs[job], status):
                     self._apply_status(jobs[job], status)
         now = self._clock()
-        every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
+        every_s = self._pacer.poll_period_s(self._poll_s, took_s=now - began)
         if any(kept.cancel for kept in self.blocks.values()):
             every_s = min(self._cancel_poll.grow(), every_s)
         self._query_at = now + every_s
@@ -421,7 +413,7 @@ class BlockKeeper:
         self._unresolved.add(kept.block)
         kept.tried = True
         try:
-            job = submit(batch, kept.block, kept.allowed)
+            job = batch.submit(kept.block, kept.allowed)
         except SubmissionRefused as error:
             kept.no_node = isinstance(error, NoNodeLeft)
             self._unresolved.discard(kept.block)
@@ -467,8 +459,7 @@ class BlockKeeper:
         self._over[kept.block] = msgspec.structs.replace(update, source=self.name)
 
     def _report_trouble_and_back_off(self, text: str) -> None:
-        if text:
-            self._not_before = self._clock() + self._pause.grow()
+        self._not_before = self._clock() + self._pause.grow()
         self._report_trouble(text)
 
     def _report_trouble(self, text: str) -> None:

@@ -1,7 +1,7 @@
-"""PBS, LSF and Grid Engine: Parsl's providers submit jobs; one command lists all jobs.
+"""PBS, LSF and Grid Engine: one command lists all jobs.
 
-Parsl's providers report a suspended job as cancelled (LSF) or failed (Grid Engine). For an unlisted job, the accounting
-(`qacct`, `bhist`) shows how it ended. Without accounting the job is absent, and only its output may show how it ended.
+For an unlisted job, the accounting (`qacct`, `bhist`) shows how it ended. Without accounting the job is absent, and
+only its output may show how it ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name, loss_reason_from_text
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_temporary_submission_error
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
 
@@ -45,8 +45,8 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A job in the batch system's list. `expected_at`: wall-clock time of the job's expected start, 0 if unknown.
-    `failed`: True if the job failed, so that the job's output may show the cause."""
+    """A job in the batch system's list. `expected_at`: wall-clock time of its expected start (0: unknown). `failed`: it
+    failed, so that its output may show the cause."""
 
     name: str
     phase: BlockPhase
@@ -55,7 +55,7 @@ class ListedJob(msgspec.Struct, frozen=True):
     failed: bool = False
 
     def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """Return the job's status. `now`: wall-clock time. `output`: the last output lines of the job."""
+        """Return the job's status at wall-clock time `now`. `output`: the last output lines of the job."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
         loss = loss_reason_from_text(self.reason) if self.phase is BlockPhase.ENDED else None
@@ -190,8 +190,8 @@ class ListedBatch:
         self._accounting = True
         self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
 
-    def submit(self, block: BlockId) -> str:
-        return self._jobs.submit(block)
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
+        return self._jobs.submit(block, allowed)
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         listed = self._list(jobs)
@@ -204,14 +204,12 @@ class ListedBatch:
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         for block in blocks:
             name = job_name(self._jobs.session, block)
-            match self._kind:
-                case ProviderKind.PBS:
-                    if jobs := self._run_qselect(["-N", name]):
-                        self.cancel(jobs)
-                case ProviderKind.LSF:
-                    self._cancel(["bkill", "-J", name, "0"])
-                case _:
-                    self._cancel(["qdel", name])
+            if self._kind is ProviderKind.LSF:
+                self._cancel(["bkill", "-J", name, "0"])
+            elif self._kind is ProviderKind.GRID_ENGINE:
+                self._cancel(["qdel", name])
+            elif jobs := self._run_qselect(["-N", name]):
+                self.cancel(jobs)
 
     def _cancel(self, words: list[str]) -> None:
         said = self._jobs.commands.run(words)
@@ -236,16 +234,13 @@ class ListedBatch:
         return entry.status(now=time.time(), output=output)
 
     def _list(self, jobs: Sequence[str] | None) -> dict[str, ListedJob]:
-        match self._kind:
-            case ProviderKind.PBS:
-                if jobs is None:
-                    jobs = self._run_qselect([])
-                # PBS reports an error for an unknown job, but lists the other jobs.
-                return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
-            case ProviderKind.LSF:
-                return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
-            case _:
-                return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
+        if self._kind is ProviderKind.LSF:
+            return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
+        if self._kind is ProviderKind.GRID_ENGINE:
+            return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
+        jobs = self._run_qselect([]) if jobs is None else jobs
+        # PBS reports an error for an unknown job, but lists the other jobs.
+        return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
 
     def _run_qselect(self, options: list[str]) -> list[str]:
         words = self._run_command(["qselect", "-u", getpass.getuser(), *options]).split()

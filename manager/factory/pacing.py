@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Pacer:
-    """A token bucket for several threads."""
+    """A token bucket for several threads. `listing`: the shared output of the command that lists all jobs."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Pacer:
     ) -> None:
         scale = _POLL_S / poll_s
         self.burst, self.per_s = BURST * scale, A_MINUTE * scale / 60.0
-        self.listing_s = poll_s / 2
+        self.listing: Listing[Any] = Listing(fresh_s=poll_s / 2, clock=clock)
         self._clock, self._sleep = clock, sleep
         self._level, self._at = self.burst, clock()
         self._lock = threading.Lock()
@@ -56,21 +56,22 @@ class Pacer:
         with self._lock:
             return self._seconds_until(leaving + 1.0)
 
-    @property
-    def is_low_on_tokens(self) -> bool:
+    def poll_period_s(self, poll_s: float, *, took_s: float) -> float:
+        """Return the seconds between queries: more if few tokens are left, or if the last query took long."""
         with self._lock:
-            self._refill()
-            return self._level < self.burst / 2
+            stretch = _STRETCH if self._seconds_until(self.burst / 2) else 1.0
+        return max(stretch * poll_s, _SLOW * took_s)
 
     def _seconds_until(self, level: float) -> float:
-        self._refill()
-        lacking = level - self._level
-        return max(_LEAST_WAIT_S, lacking / self.per_s) if lacking > _ROUNDING else 0.0
-
-    def _refill(self) -> None:
         now = self._clock()
         self._level = min(self.burst, self._level + (now - self._at) * self.per_s)
         self._at = now
+        lacking = level - self._level
+        return max(_LEAST_WAIT_S, lacking / self.per_s) if lacking > _ROUNDING else 0.0
+
+
+def unlimited() -> Pacer:
+    return Pacer(poll_s=1e-6)
 
 
 def in_words(poll_s: float) -> str:
@@ -81,12 +82,6 @@ def in_words(poll_s: float) -> str:
         f"{at_rest:.1f} requests a minute while its jobs run, {60 * pacer.per_s:.1f} at most, "
         f"after the first {pacer.burst:.0f}"
     )
-
-
-def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float:
-    """Return the seconds between queries: more if few tokens are left, or if the last query took long."""
-    stretch = _STRETCH if pacer is not None and pacer.is_low_on_tokens else 1.0
-    return max(stretch * poll_s, _SLOW * took_s)
 
 
 class Listing(Generic[T]):
@@ -108,9 +103,3 @@ class Listing(Generic[T]):
     def forget(self) -> None:
         with self._lock:
             self._said = None
-
-
-class SharedBudget:
-    def __init__(self, *, poll_s: float) -> None:
-        self.pacer = Pacer(poll_s=poll_s)
-        self.listing: Listing[Any] = Listing(fresh_s=self.pacer.listing_s)

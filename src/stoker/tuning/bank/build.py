@@ -55,7 +55,7 @@ AT_ONCE = 64
 """Number of prompts that are read and stored together. A killed build loses at most this number of features."""
 
 
-class _Batch(msgspec.Struct, frozen=True):
+class _ReadBatch(msgspec.Struct, frozen=True):
     """A file in `readings`: prompts with their raw features (float32, little-endian)."""
 
     model: str
@@ -74,7 +74,7 @@ class Readings:
         self._folder.mkdir(exist_ok=True)
         for path in sorted(self._folder.glob("[0-9]*")):
             try:
-                self._take(path, read_record(path, _Batch))
+                self._take(path, read_record(path, _ReadBatch))
             except StokerError as error:
                 if not error.facts.get("damaged"):
                     raise
@@ -91,12 +91,12 @@ class Readings:
         """Store raw features. Raises ValueError for a wrong number of features, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
-        batch = _Batch(self._model, self._reading, list(zip(candidates, map(to_bytes, features), strict=True)))
+        batch = _ReadBatch(self._model, self._reading, list(zip(candidates, map(to_bytes, features), strict=True)))
         path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}"  # later files replace earlier candidates
         write_record(path, batch)
         self._take(path, batch)
 
-    def _take(self, path: Path, batch: _Batch) -> None:
+    def _take(self, path: Path, batch: _ReadBatch) -> None:
         if (batch.model, batch.reading) != (self._model, self._reading):
             raise StokerError(
                 f"{path}: was read from {batch.model} ({batch.reading}), and {self._model} ({self._reading}) was asked"
