@@ -36,7 +36,6 @@ from stoker.manager.live.records import (
     Damage,
     Decided,
     SegmentHead,
-    as_bytes,
     encoded,
     new_head,
     read_segment_head,
@@ -54,8 +53,6 @@ log = logging.getLogger("stoker.manager")
 CHECKS = 64
 CHECKS_S = 0.2
 """Decision checksums are written in the first turn of the loop after `CHECKS` decisions or `CHECKS_S` seconds."""
-MOST_CHECKS = 10_000
-"""Maximum number of decision checksums kept during a replay. One turn of the manager's loop handles fewer events."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
 """Reason why a journal is not safely on disk although the disk reports no error."""
@@ -204,7 +201,7 @@ class Journal:
 
     def _append_checks(self) -> None:
         if self._checks:
-            self._append(self._now, Decided(self._first, as_bytes(self._checks)))
+            self._append(self._now, Decided(self._first, self._checks.tobytes()))
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:

@@ -12,8 +12,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +24,7 @@ from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import records, snapshot
 from stoker.manager.live.decisions import decision_checksum
-from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
+from stoker.manager.live.journal import JournalEnd
 from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
 from stoker.manager.live.snapshot import Unreadable, policies_modules
 from stoker.manager.policies import default_policies
@@ -34,7 +35,28 @@ from stoker.whole_files import draft_of, sync_folder
 
 log = logging.getLogger("stoker.manager")
 
+MOST_CHECKS = 10_000
+"""Maximum number of decision checksums kept during a replay. One turn of the manager's loop handles fewer events."""
 _NO_SNAPSHOT = "its snapshot is missing"
+
+
+class ReplayedEvent(NamedTuple):
+    """An event that a replay handled. `writer`: version of Stoker that wrote it (empty: unknown)."""
+
+    number: int
+    now: float
+    event: Event
+    commands: Sequence[Command]
+    check: int
+    writer: str
+
+
+class EventFailed(Exception):
+    """The core or a policy raised an exception (the cause) when it handled an event."""
+
+    def __init__(self, number: int, now: float) -> None:
+        super().__init__(number, now)
+        self.number, self.now = number, now
 
 
 class JournalPast:
@@ -42,7 +64,7 @@ class JournalPast:
 
     `since`: time of the snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes
     so far. `is_comparable`: False from a damaged record until the restart of a manager that also lacked the damaged
-    events.
+    events. `checked`, `difference`: number of equal decisions, and the first different one (`replay_and_compare`).
     """
 
     def __init__(
@@ -61,6 +83,8 @@ class JournalPast:
         self.bytes_read = 0
         self.lost = 0
         self.is_comparable = True
+        self.checked = 0
+        self.difference: ReplayedEvent | None = None
         if not records.journal_exists(journal):
             raise SessionError(f"no journal at {journal}: No such file or directory")
         self._segments = records.list_segments(journal)
@@ -99,9 +123,6 @@ class JournalPast:
             self._segments = following
             return
 
-    def handle(self, event: Event, now: float) -> list[Command]:
-        return self.get_or_create_core(now).handle(event, now)
-
     def get_or_create_core(self, now: float) -> Core:
         if self.core is None:
             self.core = Core(self._session, self._policies or default_policies(), now=now, watch=self._watch)
@@ -113,9 +134,42 @@ class JournalPast:
             if not isinstance(record, Decided):
                 yield now, record
 
+    def handle(self, event: Event, now: float) -> list[Command]:
+        return self.get_or_create_core(now).handle(event, now)
+
     def replay(self) -> None:
         for now, event in self.events():
             self.handle(event, now)
+
+    def replay_and_compare(self) -> Iterator[ReplayedEvent]:
+        """Handle and yield each event, and compare the decisions with those in the journal. Raises EventFailed."""
+        made: dict[int, ReplayedEvent] = {}
+        for now, record in self.records():
+            if isinstance(record, Decided):
+                if self.is_comparable and self.difference is None:
+                    self._compare(record, made)
+                made.clear()
+                continue
+            number, core = self.next_event - 1, self.get_or_create_core(now)
+            try:
+                commands = core.handle(record, now)
+                check = decision_checksum(commands)
+            except Exception as error:
+                raise EventFailed(number, now) from error
+            if isinstance(record, ManagerRestarted):
+                made.clear()
+            event = ReplayedEvent(number, now, record, commands, check, self.head.stoker if self.head else "")
+            if len(made) < MOST_CHECKS:
+                made[number] = event
+            yield event
+
+    def _compare(self, record: Decided, made: dict[int, ReplayedEvent]) -> None:
+        for number, check in record.numbered():
+            mine = made.get(number)
+            if mine is not None and mine.check != check:
+                self.difference = mine
+                return
+            self.checked += mine is not None
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
         """Yield the events since the snapshot, and the decision checksums. For damaged records yield `RecordsLost`."""
@@ -140,7 +194,7 @@ class JournalPast:
     def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
-        if segment.head.mark:  # the head of an old journal, or a damaged head, has no event number
+        if segment.head.mark:  # a damaged head has no event number
             self.next_event = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
@@ -169,11 +223,8 @@ class JournalPast:
 
 
 class RestoredManager(msgspec.Struct):
-    """Result of `restore_manager`.
-
-    `core`: the restored core; None without a journal, or if the journal was renamed. `end`: where the journal
-    continues. `ends`: unconfirmed call results for a new core. `compact`: True if a snapshot should be written soon.
-    """
+    """Result of `restore_manager`. `core`: None without a journal, or if the journal was renamed. `end`: where the
+    journal continues. `ends`: unconfirmed call results for a new core. `compact`: a snapshot should be written soon."""
 
     core: Core | None = None
     end: JournalEnd | None = None
@@ -183,10 +234,6 @@ class RestoredManager(msgspec.Struct):
     tail_bytes: int = 0
     compact: bool = False
     lost: int = 0
-
-
-class _DecidesOtherwise(Exception):
-    """A replay decides differently from the manager that wrote the journal."""
 
 
 def restore_manager(journal: Path, session: str, policies: Policies) -> RestoredManager:
@@ -200,11 +247,22 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
         return _put_journal_aside(past, f"the journal lacks the beginning of the session ({why})")
-    notices: list[str] = []
     try:
-        _replay_and_compare(past, notices)
-    except _DecidesOtherwise as error:
-        return _put_journal_aside(past, str(error))
+        for _ in past.replay_and_compare():
+            pass
+    except EventFailed as error:
+        log.exception("event %d of the journal cannot be replayed", error.number)
+        why = f"{type(error.__cause__).__name__}: {error.__cause__}"
+        return _put_journal_aside(past, f"event {error.number:,} of the journal cannot be replayed ({why})")
+    notices = []
+    if different := past.difference:
+        where = f"event {different.number:,} of the journal"
+        if different.writer != records.WRITER:
+            theirs = f"Stoker {different.writer or 'of an unknown version'}, which wrote it"
+            return _put_journal_aside(past, f"Stoker {records.WRITER} decides differently about {where} than {theirs}")
+        text = f"a replay decides differently about {where} than the manager did; report this, with the journal"
+        log.error("%s", text)
+        notices.append(text)
     head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
@@ -226,46 +284,6 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     )
 
 
-def _replay_and_compare(past: JournalPast, notices: list[str]) -> None:
-    """Replay a journal. If a decision differs, raise for a journal of another version, otherwise add a notice."""
-    made: dict[int, int] = {}
-    for now, record in past.records():
-        if isinstance(record, Decided):
-            if past.is_comparable and not notices:
-                notices += _compare(past, record, made)
-            made.clear()
-            continue
-        number = past.next_event - 1
-        core = past.get_or_create_core(
-            now
-        )  # outside `try`: an error in a policy's constructor is not the fault of the journal
-        try:
-            check = decision_checksum(core.handle(record, now))
-        except Exception as error:
-            log.exception("event %d of the journal cannot be replayed", number)
-            raise _DecidesOtherwise(
-                f"event {number:,} of the journal cannot be replayed ({type(error).__name__}: {error})"
-            ) from error
-        if isinstance(record, ManagerRestarted):
-            made.clear()
-        if len(made) < MOST_CHECKS:
-            made[number] = check
-
-
-def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[str]:
-    different = [number for number, check in record.numbered() if made.get(number, check) != check]
-    if not different:
-        return []
-    by = past.head.stoker if past.head is not None else ""
-    where = f"event {different[0]:,} of the journal"
-    if by != records.WRITER:
-        theirs = f"Stoker {by or 'of an earlier version'}, which wrote it"
-        raise _DecidesOtherwise(f"Stoker {records.WRITER} decides differently about {where} than {theirs}")
-    text = f"a replay decides differently about {where} than the manager did; report this, with the journal"
-    log.error("%s", text)
-    return [text]
-
-
 def _keep_damaged(past: JournalPast) -> list[str]:
     """Keep copies of damaged files, and continue in a new segment. Return notices for users."""
     notices, copies = [], set[Path]()
@@ -273,9 +291,8 @@ def _keep_damaged(past: JournalPast) -> list[str]:
         if damage.cut:
             log.info("%s: the last %d bytes are an incomplete record", path, damage.length)
             continue
-        kept = past.journal.with_name(
-            f"{past.journal.name}.damaged-{past.segment_number_of_file(path):06d}-{damage.at}"
-        )
+        number = past.segment_number_of_file(path)
+        kept = past.journal.with_name(f"{past.journal.name}.damaged-{number:06d}-{damage.at}")
         copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
@@ -325,13 +342,6 @@ def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
     return RestoredManager(ends=list(ends.values()), notices=[notice])
 
 
-def _successful_ends(path: Path) -> list[CallEnd]:
-    return [
-        end
-        for _, _, record in scan(path)
-        if isinstance(record, FromPilot)
-        for message in record.messages
-        if isinstance(message, CallsEnded)
-        for end in message.ends
-        if end.ok
-    ]
+def _successful_ends(path: Path) -> Iterator[CallEnd]:
+    messages = (each for _, _, record in scan(path) if isinstance(record, FromPilot) for each in record.messages)
+    return (end for message in messages if isinstance(message, CallsEnded) for end in message.ends if end.ok)

@@ -176,7 +176,7 @@ def test_replay_error_shows_the_lines_of_a_policy_that_raises(lived: SessionFold
     with pytest.raises(SessionError) as caught:
         replayed(lived, dispatched_by(Careless()))
     first, *rest = str(caught.value).splitlines()
-    assert "the policy raises ZeroDivisionError, as it did not in the session" in first
+    assert "the policy raises ZeroDivisionError" in first
     assert f"event {caught.value.facts['event']:,}, " in first
     assert __file__ in rest[0]
     assert rest[-1] == "ZeroDivisionError: nothing to divide by"
@@ -188,7 +188,7 @@ def test_replay_error_shows_the_lines_of_a_policy_that_raises(lived: SessionFold
     for now, event in events[: caught.value.facts["event"] + 1]:
         again.write(now, event)
     again.close()
-    with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError, as it did in the session"):
+    with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError"):
         replayed(lived, dispatched_by(Careless()))
 
 
