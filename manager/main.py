@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     connections.raise_descriptor_limit()
     try:
         check_folder(folder)
-        held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)
+        held = lease.take(folder.lease, room_s=lease.ROOM_S if folder.file.exists() else 0.0)
     except lease.NoRoomError as error:
         return _status_of_error(error, folder)
     except StokerError as error:

@@ -164,7 +164,7 @@ def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) ->
         folder = SessionFolder(path)
         died = False
         with contextlib.suppress(OSError, StokerError):
-            holder = lease.read(lease.lease_file(folder))
+            holder = lease.read(folder.lease)
             died = holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
         if not path.exists() or detached.over(folder) or (path not in managed and died):
             gone.add(path)

@@ -118,7 +118,7 @@ def _state_folder_error(links: Path, what: str, error: OSError) -> SessionError:
 
 def _session_may_run(folder: SessionFolder) -> bool:
     try:
-        holder = lease.read(lease.lease_file(folder))
+        holder = lease.read(folder.lease)
     except (OSError, SessionError):  # the file system does not answer
         return True
     if holder is not None and holder.over:

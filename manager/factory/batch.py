@@ -17,7 +17,7 @@ from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReaso
 from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
-"""File in a session folder that lists the jobs left after the session's end, one line per site."""
+"""File in a session folder with the jobs left after the session's end, one line per site."""
 
 
 class BatchTrouble(StokerError):
@@ -25,19 +25,19 @@ class BatchTrouble(StokerError):
 
 
 class Unanswered(BatchTrouble):
-    """The outcome of the command is unknown: a submission may have created a job."""
+    """A submission may have created a job."""
 
 
 class UnnamedJob(Unanswered):
-    """The batch system has accepted a job, but the job's id is unknown."""
+    """A job was accepted, but its id is unknown."""
 
 
 class SubmissionRefused(StokerError):
-    """The batch system rejects this job permanently."""
+    """The job is rejected permanently."""
 
 
 class NoNodeLeft(SubmissionRefused):
-    """The batch system rejects this job because no node remains on which the job may run."""
+    """No node remains on which the job may run."""
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""Kind of loss, by the first words of the text that says why a job ended."""
+"""By the first words of the text that says why a job ended."""
 
 
 def loss_reason_from_text(how: str) -> LossReason | None:

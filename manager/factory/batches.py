@@ -111,7 +111,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
 
 
 def local_init(site: Site) -> str:
-    """Return `worker_init` for a local pilot; empty for TaskVine, whose workers run `worker_init`."""
+    """TaskVine's workers run `worker_init` themselves."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 

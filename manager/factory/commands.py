@@ -1,9 +1,8 @@
 """Run commands of a batch system with a time limit, and read the output of its jobs.
 
-A command that exceeds its limit is killed with all its children. The error contains the command's output.
-
-Variables of an enclosing Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...) are removed from
-the environment of commands. These variables would override a submit script or change the format of an answer.
+A command that exceeds its limit is killed with all its children. Commands do not get the variables of an enclosing
+Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...), which would override a submit script or
+change the format of an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""Slurm's variables that stay in the environment of commands, because they select an installation."""
+"""These variables select an installation."""
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
 _TAIL_BYTES = 4096
@@ -37,7 +36,7 @@ _running: set[int] = set()
 
 
 def inherit(descriptor: int) -> None:
-    """Let every later command inherit a descriptor, and thus the lock on its file."""
+    """Let every later command inherit a descriptor, and so the lock on its file."""
     _inherited[:] = [descriptor]
 
 
@@ -53,7 +52,7 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Why the command failed: the last lines of the command's output, joined."""
+        """The last lines of the output, joined: why the command failed."""
         return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, no output"
 
 
@@ -67,8 +66,8 @@ class CommandRunner:
         self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command. `name`: the command's name in errors. `more`: additional environment variables. Raises
-        Unanswered after the time limit, BatchTrouble if the command cannot start."""
+        """Run a command. `name`: its name in errors. `more`: additional environment variables. Raises Unanswered after
+        the time limit, BatchTrouble if the command cannot start."""
         name = name or words[0]
         self.pacer.take()
         try:
@@ -135,7 +134,7 @@ def kill_tree(pid: int) -> None:
 
 
 def last_lines(folder: Path, job: str) -> list[str]:
-    """Return the last lines of a job's error output; if it is empty, of the standard output."""
+    """Return the last lines of a job's error output, or of its standard output."""
     for suffix in (".err", ".out"):
         try:
             with (folder / f"{job}{suffix}").open("rb") as data:

@@ -35,7 +35,7 @@ _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
 """Seconds until an analysis without result is repeated."""
 _UNSEEN_S = 180.0
-"""Seconds without a negotiation cycle after which the reason of a waiting job mentions the delay."""
+"""From this time without a negotiation cycle, the reason of a waiting job mentions the delay."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not list the job", absent=True
@@ -236,8 +236,7 @@ def in_short(said: CommandResult) -> str:
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """Return the error for a failed submission. If the commit failed, `words` contains the reason after the error of
-    condor_submit."""
+    """Return the error for a failed submission, with the reason of a failed commit."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

@@ -32,7 +32,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Seconds for which a held job waits for its release before the factory removes it."""
+"""Seconds until the factory removes a held job."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
@@ -44,20 +44,19 @@ _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""VacateReasonCode of jobs that a slot did not start. A killed shadow also leaves one of these codes."""
+"""Codes of jobs that a slot did not start. A killed shadow also leaves one of these."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
-"""HoldReasonCode (or VacateReasonCode) and subcode of a job that used more than its slot has."""
+"""Code (of a hold or vacation) and subcode of a job that used more than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""HoldReasonCode of jobs that a policy held. The text of the reason names the policy."""
+"""Holds by a policy, which the text of the reason names."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
 """The number of a condition (`[3]`), but not the index of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's job states. REMOVED: the job is being removed, or was removed according to the history. SENDING:
-    transferring output."""
+    """HTCondor's states. REMOVED: being removed, or in the history: removed. SENDING: transferring output."""
 
     IDLE = 1
     RUNNING = 2
@@ -217,8 +216,7 @@ def has_no_matching_slot(ad: Ad) -> bool:
 
 
 def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
-    """True if no negotiator has considered the job for `for_s` seconds. A negotiator considers only one of
-    several equal jobs."""
+    """True if no negotiator has considered the job, or an equal one, for `for_s` seconds."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejection_reason(ad)
 
 
@@ -243,7 +241,7 @@ def summarize_match_analysis(text: str) -> str:
 
 
 def is_every_slot_excluded(analysis: str) -> bool:
-    """True if an analysis (`summarize_match_analysis`) says that the job's requirements exclude every slot."""
+    """True if the job's requirements exclude every slot."""
     return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
 
 

@@ -4,9 +4,8 @@
 - `transfer_output_files = ""`: by default HTCondor returns every new file, including the object cache.
 - Output is not streamed: after an outage of the access point, HTCondor does not reconnect to jobs that stream.
 - HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
-- The factory removes a held job; if no factory runs, `periodic_remove` removes the job. Jobs stay if the
-  owner holds them (code 1) or if they wait for files (code 16).
-- `job_lease_duration`: how long HTCondor considers a job on a silent machine as running; 40 minutes by default.
+- `periodic_remove` also removes held jobs if no factory runs, unless their owner holds them or they wait for files.
+- `job_lease_duration`: how long a job on a silent machine counts as running; 40 minutes by default.
 - `request_memory`: HTCondor's default is the size of the script, rounded up to 128 MB.
 """
 
@@ -31,7 +30,7 @@ _VACATE_S = 30
 
 
 def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
-    """Return a block's submit description. `files` are transferred with the job. Raises SubmissionRefused."""
+    """Return a block's description. `files` are transferred with the job. Raises SubmissionRefused."""
     name = job_name(session, block)
     lines = [
         "universe = vanilla",
@@ -62,7 +61,7 @@ def script(site: Site, *, command: str) -> str:
 
 
 def render(site: Site, *, session: str, block: str, command: str, files: Sequence[str] = ()) -> str:
-    """Return the submit description and script of a block as one text. Raises SubmissionRefused."""
+    """Return description and script as one text. Raises SubmissionRefused."""
     name = job_name(session, block)
     description = describe(site, session=session, block=block, files=files)
     program = script(site, command=command)

@@ -1,8 +1,8 @@
 """The factory's loop: it passes the manager's orders to the threads of the sites, and their updates to the manager.
 
-The loop ends in three cases: the session ends; the manager is absent for longer than the session's lease, so waiting
-blocks are cancelled; or a new manager has started another factory, which waits for this factory's lock. Updates are
-sent in numbered frames. Frames are kept until acknowledged, and sent again after every connection.
+The loop ends if the session ends, if the manager is absent for longer than the session's lease, so that waiting blocks
+are cancelled, or if a new manager has started another factory, which waits for this factory's lock. Updates are sent in
+numbered frames, which are kept until acknowledged, and sent again after every connection.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""If opening a batch system takes more than this many seconds, the factory reports an error."""
+"""Seconds to open a batch system, after which the factory reports an error."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
-"""Seconds without an answer after which the hello message is repeated and the missing manager is logged."""
+"""Seconds without an answer after which the hello is repeated and the missing manager is logged."""
 
 
 class Ending(enum.IntEnum):
@@ -108,7 +108,7 @@ class FactoryLink:
                 self.dealer.send(frame)
 
     def refresh_address(self) -> None:
-        """Read the manager's address again, because a restarted manager may have a new address."""
+        """Read the manager's address again, which changes with a restart."""
         try:
             address = self._folder.read().address
         except SessionError as error:  # the next call retries
@@ -152,7 +152,7 @@ class BatchThread(threading.Thread):
         return self.keeper.end(until=time.monotonic() + limit_s)
 
     def cancel_waiting(self, reason: str, limit_s: float) -> list[str]:
-        """Cancel the blocks that do not run yet. Wait at most `limit_s` seconds. Return jobs that still exist."""
+        """Cancel the blocks that do not run yet. Return jobs that still exist after `limit_s` seconds."""
         until = time.monotonic() + limit_s
         self.keeper.cancel_waiting(reason)
         while waiting := [kept.job for kept in self.keeper.blocks.values() if kept.cancel]:
@@ -164,7 +164,7 @@ class BatchThread(threading.Thread):
 
 
 class Factory:
-    """A session's factory. `parent`: the manager's process id. `python_path`: import folders of pilots."""
+    """A session's factory. `parent`: the manager's process. `python_path`: import folders of pilots."""
 
     def __init__(
         self,
@@ -393,7 +393,7 @@ class Factory:
 
 
 def write_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write the jobs that still exist. If the disk is full, remove the file, because an empty file means no jobs."""
+    """Write the jobs that still exist. On a full disk remove the file, because an empty file means no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

@@ -2,12 +2,11 @@
 
 Each step does up to four things:
 
-1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. If the
-   block of a found job has no job, adopt the found job; otherwise cancel it. Report jobs of blocks that the manager did
-   not name.
-2. *Cancel* blocks. If a cancellation had no effect, cancel again later.
-3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job that `LISTINGS`
-   listings lack counts as over. For a cancelled job one listing suffices.
+1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. A found job is
+   adopted if its block has no job, and otherwise cancelled. Jobs of blocks that the manager did not name are reported.
+2. *Cancel* blocks, and again later if that had no effect.
+3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job that `LISTINGS` listings
+   lack counts as over. For a cancelled job one listing suffices.
 4. *Submit* one block, unless a submission has an unknown outcome.
 """
 
@@ -44,9 +43,9 @@ FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
 _LONGEST_PAUSE = 6.0
-"""Maximum pause after an error, in poll periods (`poll_s`)."""
+"""Maximum pause after an error, in poll periods."""
 _OVERDUE = 6.0
-"""A query that is late by this many poll periods (`poll_s`) has priority over submissions."""
+"""A query that is late by this many poll periods has priority over submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
 CANCEL_AGAIN_S = 30.0
@@ -94,7 +93,6 @@ class Absences:
         """By job: number of these listings, and time of the first."""
 
     def listed(self, job: Hashable) -> None:
-        """Reset the count of a job that is listed or has ended."""
         self._missed.pop(job, None)
 
     def missed(self, job: Hashable) -> bool:
@@ -155,7 +153,7 @@ class BlockKeeper:
     # ---- orders
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
-        """Compare this keeper's blocks with the manager's blocks, at the manager's start or after a lost connection."""
+        """Compare this keeper's blocks with the manager's, at the manager's start or after a lost connection."""
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
@@ -190,7 +188,7 @@ class BlockKeeper:
         self.cancel([kept.block for kept in self.blocks.values() if kept.phase is not BlockPhase.RUNNING], reason)
 
     def due_in(self) -> float | None:
-        """Return the seconds until the next step; None if no step is due until the keeper receives an order."""
+        """Return the seconds until the next step; None to wait for an order."""
         now = self._clock()
         if self._told and self._updates:
             return 0.0
@@ -220,7 +218,7 @@ class BlockKeeper:
         return updates
 
     def end(self, *, until: float) -> list[str]:
-        """Cancel every job of the session on this site. Return the ids of jobs that still exist at time `until`."""
+        """Cancel every job of the session on this site. Return the jobs that still exist at time `until`."""
         left = {kept.job for kept in self.blocks.values() if kept.job} | self._given_up
         cancelled: set[str] = set()
         told_at, pause = -math.inf, RetryPause(min(SOON_S, self._poll_s), self._poll_s)

@@ -1,7 +1,7 @@
 """Limit the rate of requests to a batch system, over all sources of a session, to the rate that strict sites allow.
 
 The budget is a token bucket. With `poll = "10 s"` it allows a burst of 36 requests, then 3.8 per minute; a shorter poll
-allows more. Cancellations may use the last token; submissions and queries leave some tokens.
+allows more. Only cancellations may use the last tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""Burst and requests per minute for a poll period of `_POLL_S`. Both are slightly below the limits of strict sites,
-which are 40 and 4."""
+"""Burst and requests per minute for a poll period of `_POLL_S`, slightly below the limits of strict sites (40 and 4).
+"""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
-"""The next query waits `_STRETCH` poll periods if less than half of the tokens are left. It always waits at least
-`_SLOW` times as long as the last query took."""
+"""The next query waits `_STRETCH` poll periods if less than half of the tokens are left, and at least `_SLOW` times as
+long as the last query took."""
 _ROUNDING = 1e-6
 _LEAST_WAIT_S = 0.01
 
@@ -85,7 +85,7 @@ def in_words(poll_s: float) -> str:
 
 
 class Listing(Generic[T]):
-    """The last output of one command about all jobs. One thread runs the command; other threads wait for the output."""
+    """The output of one command about all jobs. One thread runs it; other threads wait."""
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._fresh_s, self._clock = fresh_s, clock

@@ -30,7 +30,7 @@ _UNKNOWN = "Invalid job id"
 _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""Maximum number of uncertain jobs that are queried one by one. For more jobs, one `scontrol` lists all jobs."""
+"""For more uncertain jobs, one `scontrol` lists all jobs."""
 _AT_ONCE = 100
 
 
@@ -93,7 +93,7 @@ class SlurmBatch:
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
 
     def _with_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
-        """Return the status with the reason why a job waits again after a run. Only `sacct` lists earlier runs."""
+        """Add why a job waits again after a run. Only `sacct` lists earlier runs."""
         if row is not None and row.is_held_for_good and job in self._ran:
             words, loss = self._ran[job].again or self._requeue_reason(job, row) or _VACATED
             del self._ran[job]
@@ -115,7 +115,7 @@ class SlurmBatch:
         return msgspec.structs.replace(status, loss=loss, again=words)
 
     def _query_preempted_jobs(self, jobs: list[str]) -> set[str]:
-        """Return the completed jobs that Slurm preempted: their pilots exited within the grace time."""
+        """Return the jobs that Slurm preempted, and whose pilots exited within the grace time."""
         jobs = [job for job in jobs if job not in self._cancelled]
         if not jobs:
             return set()

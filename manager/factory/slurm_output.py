@@ -26,7 +26,7 @@ _NEVER = (
     (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),
     (r"PartitionInactive|PartitionDown", ""),
 )
-"""Reasons that keep a job pending until a person changes a setting, and advice on the setting to change."""
+"""Reasons that keep a job pending until a setting changes, with advice."""
 _NO_NODE = re.compile(r"ReqNodeNotAvail|BadConstraints|Nodes.required.for.job.are.DOWN", re.IGNORECASE)
 """Reasons of a pending job if no available node can run it."""
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
@@ -211,7 +211,7 @@ def read_preempted(text: str) -> set[str]:
 
 
 def lost_nodes(sinfo: str) -> list[str]:
-    """Return the nodes in `sinfo -h -N -o "%N|%T"` that are down or do not answer (a `*` after the state)."""
+    """Return the nodes that are down or do not answer (a `*` after the state)."""
     rows = (line.strip().split("|") for line in sinfo.splitlines())
     lost = [row[0] for row in rows if len(row) == 2 and (row[1].startswith(("down", "fail")) or row[1].endswith("*"))]
     return list(dict.fromkeys(lost))

@@ -38,17 +38,19 @@ _LINES = {
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
+_NEVER = re.compile(r"(?!)")
+
+
 def job_id_in_sentence(kind: ProviderKind, text: str) -> str:
     """Return the job id from the batch system's usual sentence; empty if the id is not unique."""
-    found = set(_SENTENCES[kind].findall(text)) if kind in _SENTENCES else set()
+    found = set(_SENTENCES.get(kind, _NEVER).findall(text))
     return str(found.pop()) if len(found) == 1 else ""
 
 
 def job_id_on_own_line(kind: ProviderKind, text: str) -> str:
     """Return the job id that is alone on a line; empty if the id is not unique."""
-    pattern = _LINES.get(kind)
     lines = [_COLOURS.sub("", line).strip() for line in text.splitlines()]
-    found = {match[1] for line in lines if pattern is not None and (match := pattern.fullmatch(line))}
+    found = {match[1] for match in map(_LINES.get(kind, _NEVER).fullmatch, lines) if match}
     return str(found.pop()) if len(found) == 1 else ""
 
 
@@ -63,7 +65,7 @@ _NOT_NOW = re.compile(
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Errors after which the scheduler may have accepted the job."""
 _WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
-"""Errors of `sbatch` while Slurm's queue is full. Slurm has not accepted the job."""
+"""Errors while Slurm's queue is full, and the job was not accepted."""
 _FULL = re.compile(
     # Slurm prints the limit's name since 20.11; earlier versions print all limits in one sentence.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
@@ -76,7 +78,7 @@ _FULL = re.compile(
 
 
 _NO_NODE = re.compile(r"Requested node configuration is not available|Invalid node name", re.IGNORECASE)
-"""Errors of `sbatch` if no node remains, or if `--exclude` or `--nodelist` contains an unknown node."""
+"""Errors if no node remains, or for an unknown node."""
 
 
 def is_temporary_submission_error(words: str) -> bool:

@@ -23,7 +23,7 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """A saved clock offset. `monotonic` identifies the monotonic clock to which the offset `ahead_s` is added."""
+    """An offset to the monotonic clock with the identity `monotonic`."""
 
     monotonic: str
     ahead_s: float
@@ -71,7 +71,7 @@ def _read(file: Path) -> float | None:
 
 
 class TimerHeap:
-    """Timers, ordered by due time. If a timer is set again, its old entry is ignored."""
+    """Timers by due time. The old entry of a timer that is set again is ignored."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -83,7 +83,7 @@ class TimerHeap:
         return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
-        """Remove the timers that are due, and yield their keys. `current`: each timer's valid due time."""
+        """Remove the due timers, and yield their keys. `current`: each timer's valid due time."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, key = heapq.heappop(heap)
@@ -92,11 +92,8 @@ class TimerHeap:
 
 
 class Acks:
-    """The last unsent acknowledgement of each peer.
-
-    An acknowledgement is sent with the next frame to the peer, or alone after `longest_s / 2` to `longest_s` seconds.
-    Clients wait for this acknowledgement before they exit.
-    """
+    """The last unsent acknowledgement of each peer, which is sent with the next frame to the peer, or alone after
+    `longest_s / 2` to `longest_s` seconds. Clients wait for it before they exit."""
 
     def __init__(self, longest_s: float) -> None:
         self.due_at = math.inf

@@ -1,8 +1,8 @@
 """Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
 
-A lock in the session folder allows one factory and one seed. Both processes exit when the session ends, so they
-outlive a killed manager. The session's status reports a factory that has sent no hello message for `TOLD_S`. A factory
-that stays silent beyond its time limit is killed and started again.
+A lock in the session folder allows one factory and one seed. Both exit when the session ends, so they outlive a killed
+manager. The session's status reports a factory that has sent no hello message for `TOLD_S`. A factory that stays silent
+beyond its time limit is killed and started again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stoker import connections
@@ -33,9 +33,22 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""Seconds to wait for a factory's hello message, in addition to the time limit of batch system commands."""
+"""Seconds for a factory's hello, in addition to the time limit of batch commands."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
+
+
+def start_helper(
+    module: str, folder: SessionFolder, *options: str, log: str, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a helper process, whose output goes to the session's file `log`. Raises OSError."""
+    with open(folder.path / log, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, "--session", str(folder.path), *options],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=pass_fds, start_new_session=True,
+        )  # fmt: skip
+    connections.restore_descriptor_limit(process.pid)
+    return process
 
 
 class Attendant:
@@ -60,7 +73,7 @@ class Attendant:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start the helper process if it does not run. Kill the process if it has been silent too long."""
+        """Start the process if it does not run. Kill it if it has been silent too long."""
         if self._is_heard():
             self._quiet_since = None
             if self._hello_limit_s < math.inf:  # the process works, so its start did not fail
@@ -72,9 +85,8 @@ class Attendant:
             if now - self._started_at > LONGEST_PAUSE_S:
                 self._pause.reset()
             if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
-                log.warning(
-                    "%s; it is killed after %.0f s", self._describe_process_trouble(process), self._hello_limit_s
-                )
+                trouble = self._describe_process_trouble(process)
+                log.warning("%s; it is killed after %.0f s", trouble, self._hello_limit_s)
                 process.kill()
                 self._started_at = now  # so that the next check does not kill the process again
             return
@@ -83,8 +95,10 @@ class Attendant:
                 return
             log.warning("the %s ended (%s); it is started again", self._name, process.returncode)
             self._pause.grow()
+        self._started_at = now
         try:
-            self._start(now)
+            self._said_before = self._log.stat().st_size if self._log.exists() else 0
+            self._process = start_helper(self._module, self._folder, "--parent", str(os.getpid()), log=self._log.name)
         except OSError as error:  # the host may be out of file descriptors, memory or processes
             log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
 
@@ -92,20 +106,6 @@ class Attendant:
         if self._process is None or self._quiet_since is None or now - self._quiet_since < TOLD_S:
             return ""
         return self._describe_process_trouble(self._process)
-
-    def _start(self, now: float) -> None:
-        self._started_at = now
-        with open(self._log, "ab") as output:
-            self._said_before = output.tell()
-            options = ["--session", str(self._folder.path), "--parent", str(os.getpid())]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        connections.restore_descriptor_limit(self._process.pid)
 
     def _describe_process_trouble(self, process: subprocess.Popen[bytes]) -> str:
         code = process.poll()
@@ -127,7 +127,7 @@ class HelperProcesses:
             self._each.append(Attendant(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
-        """Reason why no blocks are submitted, as of the last check; empty if blocks are submitted or soon will be."""
+        """Why no blocks are submitted; empty if they are, or soon will be."""
 
     def start_missing_processes(self) -> None:
         now = time.monotonic()
@@ -168,25 +168,14 @@ def source_of(site: Site, *, kept: bool) -> Source:
     slots = pilot.cpu_count or provider.gpu_count
     if site.engine is Engine.TASKVINE:  # TaskVine's pool is one permanent pilot, which manages its own workers
         return Source(name=site.name, rule=Rule.FIXED, first=1, least=1, most=1, slots=slots * pilot.max_blocks)
-    rules = {
-        ProvisioningName.DEFAULT: Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC,
-        ProvisioningName.OPPORTUNISTIC: Rule.OPPORTUNISTIC,
-        ProvisioningName.DEMAND: Rule.DEMAND,
-        ProvisioningName.FIXED: Rule.FIXED,
-        ProvisioningName.ONCE: Rule.ONCE,
-    }
+    default = Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC
+    is_default = policy.provisioning is ProvisioningName.DEFAULT
     return Source(
-        name=site.name,
-        rule=rules[policy.provisioning],
-        first=pilot.init_blocks,
-        least=pilot.min_blocks,
-        most=pilot.max_blocks,
-        keep_pending=policy.keep_pending,
-        idle_s=policy.idle_release_s(kept=kept),
-        finish_within_s=float(policy.finish_within_s),
-        nodes=provider.pilots,
+        name=site.name, rule=default if is_default else Rule(policy.provisioning.value),
+        first=pilot.init_blocks, least=pilot.min_blocks, most=pilot.max_blocks, keep_pending=policy.keep_pending,
+        idle_s=policy.idle_release_s(kept=kept), finish_within_s=float(policy.finish_within_s),
+        nodes=provider.pilots, slots=slots,
         walltime_s=0.0 if provider.kind is ProviderKind.LOCAL else float(provider.walltime_s),
-        slots=slots,
         exclude_nodes=provider.exclude_nodes if provider.kind in EXCLUDES_NODES else 0,
         probe_nodes_s=float(provider.probe_nodes_s),
-    )
+    )  # fmt: skip

@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
 _OUTSIDE_ADDRESS = ("192.0.2.1", 9)
-"""An unused IP address (RFC 5737). Connecting a datagram socket to this address selects a route but sends nothing."""
+"""An unused address (RFC 5737). A datagram socket that connects to it selects a route and sends nothing."""
 
 
 def resolve(interface: str) -> str:
@@ -77,7 +77,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def explain_missing_route(address: str) -> str:
-    """Return why this host has no route to a ZeroMQ endpoint, or an empty text."""
+    """Return why this host has no route to a ZeroMQ endpoint, or ""."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:

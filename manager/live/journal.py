@@ -1,11 +1,9 @@
 """Write every event of a session to the journal on disk before any message that results from the event is sent.
 
-One call of `write(2)` writes the records of one turn of the manager's loop, so the records survive if the process is
-killed. With the option `sync`, a thread also calls fdatasync, so the records survive a crash of the host.
-
-A full or failing disk does not end the session. The file is truncated to its last whole record, later records stay in
-memory, and `flush` tries again. From checksums of the core's decisions (`decisions`), a replay of the journal detects
-different decisions.
+One `write(2)` writes the records of one turn of the manager's loop, so they survive if the process is killed. With
+`sync`, a thread also calls fdatasync, so they survive a crash of the host. A full or failing disk does not end the
+session: the file is truncated to its last whole record, later records stay in memory, and `flush` tries again. From
+checksums of the core's decisions (`decisions`), a replay of the journal detects different decisions.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
@@ -62,7 +60,7 @@ ENDING_S = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Synced(msgspec.Struct, frozen=True):
+class Synced(NamedTuple):
     """Result of an fdatasync: the journal position that is now safe, the number of synced loop turns, and the error."""
 
     position: int
@@ -71,9 +69,7 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Syncing:
-    """A thread that calls fdatasync. `wake_fd` becomes readable after each fdatasync. Only the thread of the
-    manager's loop calls the methods.
-    """
+    """A thread that calls fdatasync, for the manager's loop. `wake_fd` becomes readable after each fdatasync."""
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -125,7 +121,7 @@ class Syncing:
             os.eventfd_write(self.wake_fd, 1)
 
 
-class JournalEnd(msgspec.Struct, frozen=True):
+class JournalEnd(NamedTuple):
     """Position where a journal continues: the segment, the number of earlier events, and the undamaged bytes."""
 
     head: SegmentHead
@@ -134,11 +130,10 @@ class JournalEnd(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The journal file of a session. `write` collects events, and `flush` writes the events to disk.
+    """The journal file of a session. `write` collects events, and `flush` writes them to disk.
 
     Raises SessionError if another manager has the journal. `position` counts all journal bytes of this process,
-    `written` the bytes that survive the death of this process, and `safe` the synced bytes (without `sync`, the
-    written bytes).
+    `written` the bytes that survive its death, and `safe` the synced bytes (without `sync`, the written bytes).
     """
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
@@ -147,28 +142,19 @@ class Journal:
         """Reason why the journal cannot be written now; empty if it can be written."""
         self.errno = 0
         self.position = self.written = self.safe = 0
-        self._pending: list[bytes] = []
         self._checks, self._first = array("I"), 0
-        self._checked_at = self._now = 0.0
-        self._retry_at = 0.0
-        found = end or find_end(path) or JournalEnd(new_head(), 0, 0)
+        self._checked_at = self._now = self._retry_at = 0.0
+        self.head, self.events, self.size = end or find_end(path) or JournalEnd(new_head(), 0, 0)
         self._fd = _open_and_lock(path)
-        self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
         """Data of each loop turn since the last sync. This data is written again if the next sync fails."""
         os.ftruncate(self._fd, self.size)
-        if not self.size:
-            self._pending = [MAGIC, *encoded(0.0, self.head)]
+        self._pending: list[bytes] = [] if self.size else [MAGIC, *encoded(0.0, self.head)]
         self._syncing = Syncing() if sync else None
 
     @property
-    def is_sync_enabled(self) -> bool:
-        """True if the journal survives a crash of the host."""
-        return self._syncing is not None
-
-    @property
     def wake_fd(self) -> int:
-        """File descriptor that becomes readable when `safe` may have grown; -1 if only `flush` can increase `safe`."""
+        """File descriptor that becomes readable when `safe` may have grown; -1 without `sync`."""
         return self._syncing.wake_fd if self._syncing is not None else -1
 
     @property
@@ -389,22 +375,22 @@ class JournalTrouble:
 
 
 def explain_journal_trouble(journal: Journal, folder: Path) -> str:
-    cannot = f"the journal cannot be written ({journal.trouble})"
+    why = f"calls and results wait until {journal.path} can be written"
     if journal.errno in _FULL:
-        return f"{cannot}: the disk of {folder} is full; calls and results wait until it has room: make room there"
-    if journal.errno == errno.EFBIG:
-        return (
-            f"{cannot}: {journal.path} has reached this user's limit of file sizes (ulimit -f); calls and results wait"
-            f" until the limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
+        why = f"the disk of {folder} is full; calls and results wait until it has room: make room there"
+    elif journal.errno == errno.EFBIG:
+        why = (
+            f"{journal.path} has reached this user's limit of file sizes (ulimit -f); calls and results wait until the"
+            f" limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
         )
-    return f"{cannot}: calls and results wait until {journal.path} can be written"
+    return f"the journal cannot be written ({journal.trouble}): {why}"
 
 
 class HeldCommands:
     """A queue of batches of commands. A batch is sent when its journal position is safe.
 
-    Calls for pilots need no sync, because pilots report their calls after a crash of this host. Other messages to a
-    pilot keep their order, except acknowledgements.
+    Calls for pilots need no sync, because pilots report their calls after a crash of this host. All messages to a pilot
+    keep their order, except acknowledgements.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -424,13 +410,12 @@ class HeldCommands:
         now: list[Command] = []
         later: list[Command] = []
         for command in commands:
-            if not _is_ordered_pilot_command(command):
-                later.append(command)
-            elif is_written and type(command.message) is to_pilot.RunCalls and not self._ordered[command.pilot]:
-                now.append(command)
-            else:
+            if _is_ordered_pilot_command(command):
+                if is_written and type(command.message) is to_pilot.RunCalls and not self._ordered[command.pilot]:
+                    now.append(command)
+                    continue
                 self._ordered[command.pilot] += 1
-                later.append(command)
+            later.append(command)
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:

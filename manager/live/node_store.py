@@ -17,7 +17,6 @@ from stoker.protocol.blocks import FORGET_NODE_S, NodeRecord
 
 FILE = "nodes.sqlite"
 LOOK_S = 10.0
-"""Seconds between two checks for records of other sessions."""
 _COLUMNS = ", ".join(NodeRecord.__struct_fields__)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (
@@ -53,7 +52,7 @@ class NodeStore:
         return self._file.is_open
 
     def record(self, record: NodeRecord) -> bool:
-        """Store a record unless the file has a newer record of its node. Return False if the file cannot be written."""
+        """Store a record, unless a newer one exists. Return False if the file cannot be written."""
         return self._file.write((_WRITE, [astuple(record)])) is not None
 
     def claim(self, record: NodeRecord, *, every_s: float, now: float) -> bool:
@@ -65,7 +64,7 @@ class NodeStore:
         return changed is None or changed > 0
 
     def records(self) -> list[NodeRecord]:
-        """Return all records. Remove records without a report for `FORGET_NODE_S`."""
+        """Return all records with a report in the last `FORGET_NODE_S`, and remove the others."""
         since = time.time() - FORGET_NODE_S
         rows = self._file.read(f"SELECT {_COLUMNS} FROM nodes ORDER BY source, node")
         found = [NodeRecord(source, node, bool(excluded), *rest) for source, node, excluded, *rest in rows]
@@ -117,7 +116,7 @@ def clear(node: str) -> list[NodeRecord]:
 
 
 def excluded_nodes() -> list[NodeRecord]:
-    """Return the excluded nodes of all sites, without creating the file. Raises StokerError if a file is unreadable."""
+    """Return the excluded nodes of all sites. Raises StokerError if the file is unreadable."""
     if not _file().exists():
         return []
     store = NodeStore()

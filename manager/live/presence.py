@@ -34,7 +34,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 log = logging.getLogger("stoker.manager")
 
 SIGN_S = 2 * lease.RENEW_S + 1
-"""Seconds in which a manager on another machine renews its lease twice."""
+"""A manager on another machine renews its lease twice in these seconds."""
 _POLL_S = 0.25
 _RECONNECT_MS = (500, 1000)
 
@@ -64,13 +64,12 @@ class SessionAddress:
 
 
 def check_folder(folder: SessionFolder) -> None:
-    """Raise SessionError unless the folder is a session folder."""
     if not folder.key_file("server").exists():
         raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` creates one")
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """Return True if the manager of the session runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
+    """True if the session's manager runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -90,7 +89,7 @@ def elsewhere(folder: SessionFolder) -> str:
 
 
 def _is_process_listening(pid: int, address: str) -> bool:
-    """Return True if the process listens at the address, or if this cannot be checked."""
+    """True if the process listens at the address, or if this cannot be checked."""
     port = urlsplit(address).port
     try:
         if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):

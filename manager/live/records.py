@@ -44,7 +44,7 @@ _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
 WRITER = f"{RELEASE} (protocol {VERSION})"
-"""Stoker version that writes a segment. Another version may decide differently about the events of the segment."""
+"""Version that writes a segment. Another version may decide differently."""
 
 # ---- records
 
@@ -91,7 +91,7 @@ def encoded(now: float, record: Record) -> tuple[bytes, bytes]:
 
 
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
-    """Yield the end offset, time and content of each record and damaged part of a journal file. Raises SessionError."""
+    """Yield the end offset, time and content of each record and damaged part. Raises SessionError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -170,7 +170,7 @@ def snapshot_path(journal: Path, number: int) -> Path:
 
 
 def journal_exists(journal: Path) -> bool:
-    """Return True also if only earlier segments exist, as after the manager was killed."""
+    """True also if a killed manager left only earlier segments."""
     return journal.exists() or any(_numbered(journal, _NUMBERED))
 
 
@@ -190,7 +190,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def read_segment_head(path: Path) -> SegmentHead | None:
-    """Return a segment's head. If the record is damaged, the head has only a number. Return None without any record."""
+    """Return a segment's head, with only a number if it is damaged, or None without any record."""
     is_empty = True
     for _, _, record in scan(path):
         is_empty = False
@@ -237,7 +237,7 @@ def _files_beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Remove the oldest damaged and renamed journal files, except `needed` copies of segments that are still read."""
+    """Remove the oldest damaged and renamed files, except `needed` copies of segments that are still read."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

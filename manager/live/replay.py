@@ -43,7 +43,7 @@ _LONGEST = 200
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
-    """Return the history of `subject`, a call or another part of an ended session. Raises SessionError."""
+    """Return the history of a call or another part of an ended session. Raises SessionError."""
     try:
         watch = frozenset({int(parse_call_id(subject))})
     except ValueError:
@@ -152,7 +152,7 @@ def verify(
 
 
 def find_journal_and_session(path: Path) -> tuple[Path, str]:
-    """Return the journal and the session id at a path, which may be a session folder. Raises SessionError."""
+    """Return the journal and the session id at the path of a journal or session. Raises SessionError."""
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session

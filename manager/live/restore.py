@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of, sync_folder
 log = logging.getLogger("stoker.manager")
 
 MOST_CHECKS = 10_000
-"""Maximum number of decision checksums kept during a replay. One turn of the manager's loop handles fewer events."""
+"""Maximum number of decisions kept for comparison. One turn of the manager's loop makes fewer."""
 _NO_SNAPSHOT = "its snapshot is missing"
 
 
@@ -93,7 +93,7 @@ class JournalPast:
 
     @property
     def is_whole(self) -> bool:
-        """True if the journal files reach from a snapshot or from the beginning of the session to its last event."""
+        """True if the files reach from a snapshot, or from the beginning, to the last event."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
@@ -309,7 +309,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
 
 
 def _keep_file(path: Path, name: Path) -> str:
-    """Keep a file under another name by a hard link or a copy. Return the reason of a failure, or an empty text."""
+    """Keep a file by a hard link or a copy. Return why this failed, or ""."""
     try:
         name.hardlink_to(path)
         return ""
@@ -325,7 +325,7 @@ def _keep_file(path: Path, name: Path) -> str:
 
 
 def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
-    """Rename all journal files, and return a manager without a core but with the unconfirmed call results."""
+    """Rename all journal files. Return a manager with only the unconfirmed call results."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
     files = records.journal_files(past.journal)
     for path in files:

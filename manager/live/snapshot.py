@@ -1,22 +1,20 @@
 """Snapshots of the manager's core, so that a manager restarts without all events of the session.
 
 A snapshot file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read,
-and the pickled core. A manager loads the core only if the manager's own classes have the same fields. Otherwise the
-manager uses the facts, and peers report their state.
+and the pickled core. A manager loads the core only if its own classes have the same fields. Otherwise the manager uses
+the facts, and peers report their state.
 
-The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as
-a list. Each noun is written as the values of its fields, in which references stand for other nouns, so the depth of a
-pickle does not grow with the graph. Only classes of the core, policies, messages and a few containers are written or
-loaded.
+The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a
+list of the values of their fields, in which references stand for other nouns, so the depth of a pickle does not grow
+with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
 """
 
 from __future__ import annotations
 
 import enum
+import importlib
 import io
-import os
 import pickle
-import struct
 import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -26,6 +24,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
@@ -148,21 +147,25 @@ class _NounUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (new_noun.__module__, new_noun.__qualname__):
             return self._create_empty_object
-        if container := _LOADED.get((module, name)):
-            return container
-        found = _class(module, name) if _is_allowed(module, self._modules) else None
-        if found is None:
-            raise Unreadable(f"{module}.{name} is not allowed in a snapshot")
-        return found
+        return _LOADED.get((module, name)) or self._class(module, name)
 
     def compare(self, layout: Layout) -> None:
         for name, fields in layout.items():
             module, _, inner = name.partition(":")
-            found = _class(module, inner) if _is_allowed(module, self._modules) else None
-            if found is None:
-                raise Unreadable(f"there is no class {inner} in {module}")
-            if fields_of(found) != fields:
+            if fields_of(self._class(module, inner)) != fields:
                 raise Unreadable(f"the fields of {inner} have changed")
+
+    def _class(self, module: str, name: str) -> type:
+        found: Any = None
+        if _is_allowed(module, self._modules):
+            found = sys.modules.get(module)
+            if found is None and module.startswith("stoker."):
+                found = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part, None)
+        if not isinstance(found, type) or found.__module__ != module:
+            raise Unreadable(f"there is no class {name} in {module}, or it is not allowed in a snapshot")
+        return found
 
     def _create_empty_object(self, kind: type) -> Any:
         if issubclass(kind, msgspec.Struct):
@@ -212,16 +215,6 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _class(module: str, name: str) -> type | None:
-    found: Any = sys.modules.get(module)
-    if found is None and module.startswith("stoker."):
-        __import__(module)
-        found = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and found.__module__ == module else None
-
-
 def policies_modules(policies: Policies | None) -> frozenset[str]:
     if policies is None:
         return frozenset()
@@ -233,8 +226,6 @@ def policies_modules(policies: Policies | None) -> frozenset[str]:
 # ---- files
 
 _MAGIC = b"stoker snapshot 1\n"
-_PARTS = struct.Struct("<QIQIQI")
-"""Length and CRC-32 of the head, the `CertainFacts` and the core."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
@@ -262,6 +253,15 @@ class CertainFacts(msgspec.Struct, frozen=True):
     clients: list[Unconfirmed] = []
 
 
+class _Parts(msgspec.Struct, frozen=True, array_like=True):
+    """The file after its first line. `sums`: CRC-32 of each part."""
+
+    head: bytes
+    certain: bytes
+    core: bytes
+    sums: tuple[int, int, int]
+
+
 class CoreSnapshot(msgspec.Struct, frozen=True):
     head: SnapshotHead
     certain: CertainFacts
@@ -276,37 +276,16 @@ def collect_certain_facts(state: State) -> CertainFacts:
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
     """Write and sync a snapshot. Return the size in bytes. Raises Unsaveable, OSError."""
-    state = core.state
-    with (
-        draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
-        os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file,
-    ):
-        file.write(_MAGIC)
-        file.write(bytes(_PARTS.size))
-        certain = msgspec.msgpack.encode(collect_certain_facts(state))
-        file.write(certain)
-        body = _Counted(file)
-        layout = dump(core, body, modules=modules)  # type: ignore[arg-type]
-        head = msgspec.msgpack.encode(SnapshotHead(state.session, RELEASE, segment, state.now, layout))
-        file.write(head)
-        size = file.tell()
-        file.seek(len(_MAGIC))
-        sums = len(head), zlib.crc32(head), len(certain), zlib.crc32(certain), body.length, body.checksum
-        file.write(_PARTS.pack(*sums))
-        file.flush()
-        os.fsync(file.fileno())
-    return size
-
-
-class _Counted:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.length = self.checksum = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self.length += len(data)
-        self.checksum = zlib.crc32(data, self.checksum)
-        return self._file.write(data)
+    state, body = core.state, io.BytesIO()
+    layout = dump(core, body, modules=modules)
+    head = msgspec.msgpack.encode(SnapshotHead(state.session, RELEASE, segment, state.now, layout))
+    parts = (head, msgspec.msgpack.encode(collect_certain_facts(state)), body.getvalue())
+    head_sum, certain_sum, core_sum = map(zlib.crc32, parts)
+    data = _MAGIC + msgspec.msgpack.encode(_Parts(*parts, (head_sum, certain_sum, core_sum)))
+    with draft_of(path, draft=path.with_name(f"{path.name}.draft"), sync=True) as draft:
+        draft.touch(mode=0o600)
+        draft.write_bytes(data)
+    return len(data)
 
 
 def read(path: Path) -> CoreSnapshot:
@@ -315,24 +294,17 @@ def read(path: Path) -> CoreSnapshot:
         data = path.read_bytes()
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from error
-    start = len(_MAGIC) + _PARTS.size
-    if not data.startswith(_MAGIC) or len(data) < start:
+    if not data.startswith(_MAGIC):
         raise Unreadable(f"{path} is not a snapshot of this version")
-    head_size, head_crc, certain_size, certain_crc, size, crc = _PARTS.unpack_from(data, len(_MAGIC))
-    certain = data[start : start + certain_size]
-    core = data[start + certain_size : start + certain_size + size]
-    head = data[start + certain_size + size : start + certain_size + size + head_size]
-    if len(head) != head_size or zlib.crc32(head) != head_crc or zlib.crc32(certain) != certain_crc:
-        raise Unreadable(f"{path} is damaged")
     try:
-        return CoreSnapshot(
-            msgspec.msgpack.decode(head, type=SnapshotHead),
-            msgspec.msgpack.decode(certain, type=CertainFacts),
-            core,
-            is_whole=zlib.crc32(core) == crc,
-        )
-    except ValueError as error:
-        raise Unreadable(f"{path} is of another version: {error}") from error
+        parts = msgspec.msgpack.decode(memoryview(data)[len(_MAGIC) :], type=_Parts)
+        if (zlib.crc32(parts.head), zlib.crc32(parts.certain)) != parts.sums[:2]:
+            raise Unreadable(f"{path} is damaged")
+        head = msgspec.msgpack.decode(parts.head, type=SnapshotHead)
+        certain = msgspec.msgpack.decode(parts.certain, type=CertainFacts)
+    except UNREADABLE as error:
+        raise Unreadable(f"{path} is damaged, or of another version: {error}") from error
+    return CoreSnapshot(head, certain, parts.core, is_whole=zlib.crc32(parts.core) == parts.sums[2])
 
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:

@@ -1,14 +1,12 @@
 """Run one job as a call on a library. The ranks of a gang connect, choose the initial prompt, tune it, and store the
 result in the bank.
 
-**Initial prompt.** The initial prompt comes from the job, from the bank, or from the targets of the job. A lookup in
-the bank scores a fixed number of prompts (`lookup.default_score_limit`), and must fit into its budget (`pace.BUDGET`).
-The bank stores the seconds per score by kind of device and number of virtual tokens. If these seconds are unknown, the
-call first measures a few scores.
+**Initial prompt.** It comes from the job, from the bank, or from the targets of the job. A lookup in the bank scores a
+fixed number of prompts (`lookup.default_score_limit`), and must fit into its budget (`pace.BUDGET`). The bank stores
+the seconds per score by kind of device and number of virtual tokens. If unknown, the call first measures a few scores.
 
 Rank 0 searches, and every rank scores its share of the prompts. The stored seconds are for one device, because the
-scheduler decides about a job before it knows the size of the gang (`Features.shared_s`). Samples for scores are
-training data.
+scheduler decides before it knows the size of the gang (`Features.shared_s`). Samples for scores are training data.
 
 **Resuming.** After an eviction or the loss of a rank, a call resumes from the last state that rank 0 reported.
 """
@@ -38,7 +36,7 @@ from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import PLACE, split
 from stoker.tuning.order import BankPlace, Initial, Order, Saved, Tuned, pack, unpack
 from stoker.tuning.pace import BUDGET, Part, PartClock, ScoringPace, is_over, read_paces, remember
-from stoker.tuning.tune import TuningProgress, model_device_name, purpose, tune_with_exchange
+from stoker.tuning.tune import TuningProgress, model_device, purpose, tune_with_exchange
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
@@ -47,20 +45,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOKUP_LIMIT_S = 6 * 3600.0
-"""Maximum seconds that the other ranks wait for the search of rank 0, which may build the bank first."""
+"""Maximum seconds of the search of rank 0, which may build the bank first."""
 
 
 def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, which is the same on every rank. All ranks must call this function.
-
-    `known`: prompt of an earlier attempt. The `note` of the result says why the bank was unusable.
+    """Return the initial prompt, the same on every rank. All ranks must call this function. `known`: prompt of an
+    earlier attempt. The `note` of the result says why the bank was unusable.
     """
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
     score = None
     if samples:
         scorer = build.scorer(model, samples, virtual_tokens=virtual_tokens)
-        score = _GangScorer(scorer, exchange, device=_device(model))
+        score = _GangScorer(scorer, exchange, device=model_device(model))
     if exchange.rank:
         if score is not None:
             score.serve()
@@ -143,13 +140,8 @@ def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tupl
     return build.evaluation_samples(fit, seed=job.training.seed)
 
 
-def _device(model: CausalLM) -> torch.device:
-    device: torch.device = model.model.get_input_embeddings().weight.device
-    return device
-
-
 def _kind(model: CausalLM) -> str:
-    device = _device(model)
+    device = model_device(model)
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
@@ -207,7 +199,7 @@ def run_job(model: CausalLM, order: Order) -> Tuned:
             exchange = stack.enter_context(
                 meet(
                     rank=place.rank, size=place.size, rendezvous=place.rendezvous, listener=place.listener,
-                    key=place.key, job=purpose(model, job, order.samples), device=model_device_name(model),
+                    key=place.key, job=purpose(model, job, order.samples), device=str(model_device(model)),
                     limit_s=_SILENCE_S,
                 )
             )  # fmt: skip

@@ -3,9 +3,8 @@
 A soft prompt starts as the embeddings of the tokens of a text, repeated or cut to the job's `virtual_tokens`. The bank
 also uses `encode_prompt`, so tuning starts with the loss that the bank measured (eq. 1).
 
-Only the seed and the iteration number decide the samples of an iteration, on any number of devices. Each epoch is
-shuffled. A batch is sorted by length, and each of n ranks gets every n-th sample, so that all ranks have about the same
-number of tokens.
+Only the seed and the iteration number decide the samples of an iteration. Each epoch is shuffled. A batch is sorted by
+length, and each of n ranks gets every n-th sample, so that all ranks have about the same number of tokens.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The connections between the ranks of a gang, and the sums that the ranks exchange.
 
 The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank writes an identifier of its
-job to the store. If two gangs use one address, they get an error instead of wrong sums. The ranks then form a process
-group of torch.distributed, with Gloo on CPUs or NCCL on GPUs. The group is not the default process group, because calls
-in two slots of a library must not share a group.
-
-Sums are 64-bit numbers. Every rank receives identical bits.
+job, so that two gangs at one address get an error instead of wrong sums. The ranks then form a process group of
+torch.distributed, with Gloo on CPUs or NCCL on GPUs. It is not the default process group, because calls in two slots of
+a library must not share a group. Sums are 64-bit numbers. Every rank receives identical bits.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class Exchange:
             raise self._failed(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
 
     def part(self) -> None:
-        """Announce that this rank is done. Rank 0, which serves the store, waits up to 5 s for the other ranks."""
+        """Announce that this rank is done. Rank 0 waits up to 5 s for the other ranks."""
         if self.size == 1:
             return
         try:

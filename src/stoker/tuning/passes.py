@@ -4,12 +4,10 @@ PEFT freezes the weights, may change the model's configuration, and draws random
 these changes. `embed` replaces PEFT's own embedding, which would load the tokenizer from the hub again. The model stays
 in evaluation mode, because dropout would depend on the division of a batch among ranks.
 
-All results are sums over samples or tokens. The caller adds the sums of all ranks and then divides. Padding is on the
-right, so the results of a row do not depend on other rows (except for rounding). To save memory, only the positions
-before target tokens pass through the output layer.
-
-Accuracy needs no generation. The model generates the target if and only if each target token is the most likely token
-after its predecessors.
+All results are sums over samples or tokens, which the caller adds over all ranks. Padding is on the right, so the
+results of a row do not depend on other rows (except for rounding). To save memory, only the positions before target
+tokens pass through the output layer. Accuracy needs no generation: the model generates the target if and only if each
+target token is the most likely token after its predecessors.
 """
 
 from __future__ import annotations

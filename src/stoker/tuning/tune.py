@@ -3,15 +3,13 @@
 A soft prompt is a small number of vectors before the embeddings of the input. Gradient descent trains only these
 vectors (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1).
 
-Ranks are synchronous, and each rank has the whole model. Every rank computes the summed loss of its part of the batch,
-and the gradient of this loss. The losses, gradients and token counts of all ranks are added. Every rank then divides by
-the number of tokens and makes the same optimizer step. Therefore the number of ranks affects only rounding.
+Ranks are synchronous, and each rank has the whole model. The summed losses of all parts of a batch, their gradients and
+token counts are added. Every rank then divides by the number of tokens and makes the same optimizer step. Therefore the
+number of ranks affects only rounding. If the progress report of a rank raises `Evicted`, the rank announces this in the
+next exchange, and all ranks stop after the same iteration with the same checkpoint.
 
-If the progress report of a rank raises `Evicted`, the rank announces the eviction in the next exchange. All ranks then
-stop after the same iteration with the same checkpoint.
-
-A checkpoint is a safetensors file with a JSON header. Reading a checkpoint runs no code. A job can resume on any number
-of devices. If the file is unreadable, the job logs a warning and starts from the beginning.
+A checkpoint is in the safetensors format with a JSON header, so reading it runs no code. A job can resume on any number
+of devices.
 """
 
 from __future__ import annotations
@@ -169,7 +167,7 @@ def tune(
             exchange = stack.enter_context(
                 meet(
                     rank=rank, size=size, rendezvous=rendezvous, job=purpose(context, job, samples),
-                    device=model_device_name(context), limit_s=limit_s,
+                    device=str(model_device(context)), limit_s=limit_s,
                 )
             )  # fmt: skip
         return tune_with_exchange(exchange, context, job, samples, clock=clock, start=start, report=report)
@@ -207,8 +205,9 @@ def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: A
     return digest_job(job, digest_samples(samples), shape, *more)
 
 
-def model_device_name(context: TunableModel) -> str:
-    return str(context.model.get_input_embeddings().weight.device)
+def model_device(context: TunableModel) -> torch.device:
+    device: torch.device = context.model.get_input_embeddings().weight.device
+    return device
 
 
 class _EncodedJob:

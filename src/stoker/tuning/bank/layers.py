@@ -1,19 +1,19 @@
 """The structure of a bank: clusters, each with a representative, and groups within large clusters.
 
 **Features.** Some dimensions of a language model's hidden states are hundreds of times larger than others and nearly
-constant over texts (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2). As proposed in
-the former paper, each dimension is centred and divided by its standard deviation over the bank's prompts. Each feature
-is then scaled to length one. The centres and divisors are fixed when a bank is built.
+constant over texts (PromptTuner §5.2). As proposed by Timkey and van Schijndel ("All bark and no bite", EMNLP 2021),
+each dimension is centred and divided by its standard deviation over the bank's prompts when a bank is built. Each
+feature is then scaled to length one.
 
 **K-medoids** with cosine distances (PromptTuner §4.3.1) is PAM with the cost computation of FasterPAM (Schubert and
 Rousseeuw, Information Systems 101, 2021). Each point is tried as a replacement for all K medoids at once, and an
-improving swap is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial medoids
+improving swap is made immediately, so a pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial medoids
 without random numbers, so every machine gets the same result. A swap must reduce the total cost by more than the share
 `_LEAST`, because otherwise rounding could prevent the end of the loop.
 
-**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (the medoid of
-the cluster). If the bank exceeds its capacity, the candidate nearest to this representative is removed. The paper
-leaves some cases open. We decide:
+**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid). If
+the bank exceeds its capacity, the candidate nearest to this representative is removed. The paper leaves some cases
+open. We decide:
 
 - If the bank already has the text, the record of this text is replaced.
 - A representative is never removed, but the new prompt may be refused.
@@ -22,9 +22,8 @@ leaves some cases open. We decide:
 - Representatives stay until the bank is rebuilt.
 
 **Groups** are our addition, because the largest cluster has over a hundred members. If a lookup reaches a group of more
-than `largest_group` members, K-medoids divides the group. The number of subgroups is about the square root of the
-number of members. A change of the cluster discards its subgroups. The paper found three layers for the whole bank too
-costly to build (§4.3.4).
+than `largest_group` members, K-medoids divides it into subgroups, about the square root of this number. A change of the
+cluster discards its subgroups. The paper found three layers for the whole bank too costly to build (§4.3.4).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Indices = npt.NDArray[np.intp]
 _LEAST = 1e-6
 """Minimum cost reduction of a swap of medoids, as a share of the total cost."""
 _PASSES = 100
-"""Maximum number of passes over all points. Usually fewer than ten passes are needed."""
+"""Maximum number of passes over all points. Usually fewer than ten are needed."""
 
 
 def cosine_distances(one: Array, other: Array) -> Array:

@@ -1,13 +1,11 @@
 """Search a bank for the initial prompt of a task, with a limit on the number of scored prompts.
 
-PromptTuner §4.3.2 scores every representative, then every member of the best representative's cluster. A score is
-equation 1, the mean loss of a few samples' targets after the prompt. `two_layers` implements the search of the paper
-for comparison.
+PromptTuner §4.3.2 scores every representative, then every member of the best representative's cluster (`two_layers`). A
+score is equation 1, the mean loss of a few samples' targets after the prompt.
 
 `look_up` searches best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja and Lowe, PAMI 2014).
 Groups are queued by the score of their representatives, and the best group is processed next. A large group is replaced
-by its subgroups, after their representatives are scored. In a small group, all members are scored. The scorer receives
-all candidates of a step as one batch.
+by its subgroups, after their representatives are scored. In a small group, all members are scored, as one batch.
 """
 
 from __future__ import annotations
