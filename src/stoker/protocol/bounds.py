@@ -14,7 +14,7 @@ from stoker.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallOptions, CallS
 from stoker.units import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 
 MOST_DEFINED_BYTES = 32_000_000
-"""Maximum bytes of a function or recipe, so that it fits into one frame (at most 64 MB)."""
+"""A function or recipe must fit into one frame (at most 64 MB)."""
 
 Bounds = tuple[float, float]
 Check = Callable[[Any], str]
@@ -110,7 +110,7 @@ def describe_invalid_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_features_valid(features: Features) -> bool:
-    """Return True if `_features` would report no fault. This check is fast enough for a million calls."""
+    """True if `_features` would report no fault, but fast enough for a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most

@@ -24,11 +24,8 @@ Payload = bytes | ObjectRef
 INLINE_LIMIT_BYTES = 1_000_000
 
 PIECE_BYTES = 1_000_000
-"""Maximum bytes of a pickled piece of a streamed result."""
 WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
-"""A call pauses if this many of its pieces or bytes are unacknowledged by the client. One unacknowledged piece is
-always allowed.
-"""
+"""A call pauses with more unacknowledged pieces or bytes. One piece is always allowed."""
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -99,13 +96,13 @@ class RefusalCase(enum.Enum):
     """Why a pilot refuses an offered call. The first three values are the cases of SLINFER §VI-C."""
 
     FIRST_TOKEN = "first-token"
-    """The first token of the call would be late."""
+    """Its first token would be late."""
     OTHERS = "other-requests"
     """A token of another request would be late."""
     DECODE_ROUND = "decode-round"
-    """One decode step of every engine on the device, taken together, would exceed the time per output token."""
+    """A decode step of every engine on the device would exceed the time per output token."""
     MEMORY = "memory"
-    """The call's KV cache does not fit into device memory."""
+    """Its KV cache does not fit into device memory."""
     ENDS = "library-ends"
     """The library or its pilot is about to end, or the library sleeps."""
 

@@ -50,7 +50,7 @@ _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Python version of this process. Functions are sent as bytecode, which runs only in the same Python version."""
+"""Functions are sent as bytecode, which runs only in the same version of Python."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -118,7 +118,7 @@ class SessionFolder:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """Return the key file of a role: `server`, `client`, or `pilot` (for pilots without a block)."""
+        """Return the key file of `server`, `client`, or `pilot` (for pilots without a block)."""
         return self.path / "keys" / f"{role}.json"
 
     def block_key_file(self, block: str) -> Path:
@@ -134,7 +134,7 @@ class SessionFolder:
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """Return the key pair of `block`. If `block` has none, return the key pair of pilots without a block."""
+        """Return the key pair of `block`, or else that of pilots without a block."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -160,7 +160,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """Return advice about a missing or damaged key pair, as the end of an error message, or ""."""
+        """Return advice about a missing key pair, as the end of an error message."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -204,12 +204,12 @@ def is_session_folder(folder: str | os.PathLike[str]) -> bool:
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """Return True if `stoker up` has started the session in `folder`, and the manager does not listen yet."""
+    """True if `stoker up` has started the session, and the manager does not listen yet."""
     return not is_session_folder(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
 def session_at_path(name: str) -> SessionFolder | None:
-    """Return the session in the folder `name`, or None. Raises SessionError if the user may not read the folder."""
+    """Return the session in a folder, or None. Raises SessionError if it is not readable."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -220,7 +220,7 @@ def session_at_path(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """Return the session with path, id or id prefix `name` (empty: the newest). Raises SessionError if none exists."""
+    """Return the session with this path, id or prefix (empty: the newest). Raises SessionError."""
     named = session_at_path(name)
     if named is not None:
         return named
@@ -238,7 +238,7 @@ def find_session(name: str = "") -> SessionFolder:
 
 
 LONGEST_TEXT = 1_000_000
-"""Maximum number of characters of source code that is stored for the advisor."""
+"""Maximum characters of a source text for the advisor."""
 
 Plain = str | int | float | bool | None
 
@@ -276,7 +276,7 @@ def read_program_source(sources: Path, key: str) -> tuple[ProgramSource, str] | 
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""A gateway counts as killed if its newest note is older than this number of seconds."""
+"""A gateway with an older note counts as killed."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Format the state of a session (`stoker status`) and explanations of states (`stoker explain`) as text."""
+"""The state of a session (`stoker status`) and explanations (`stoker explain`) as text."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 _SHOWN_JOBS = 6
 SILENT_S = 600.0
-"""A job that runs for this number of seconds without a pilot will probably not start a pilot."""
+"""A job that runs this long without a pilot will probably not start one."""
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Return one text per phase of blocks without a pilot: `3 queued (Priority; the first in about 11 min)`."""
+    """Return a text per phase: `3 queued (Priority; the first in about 11 min)`."""
     texts = []
     leaving = [job for job in jobs if job.leaving and not job.pilots and not job.probes]
     jobs = [job for job in jobs if not job.leaving and not job.probes]
@@ -86,7 +86,7 @@ def soonest(jobs: Iterable[BlockStatus]) -> float:
 
 
 def format_start_time(seconds: float, now: datetime.datetime) -> str:
-    """Return a start time as `10:42 (in 11 min)`, with the date if the start is not today."""
+    """Return `10:42 (in 11 min)`, with the date if it is not today."""
     at = now + datetime.timedelta(seconds=seconds)
     clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
     return f"{clock} (in {show_seconds(seconds)})"
@@ -116,7 +116,7 @@ def job_ids(jobs: Iterable[str]) -> str:
 
 
 def excluded_nodes(status: SessionFacts) -> list[str]:
-    """Return one line of text per excluded node, with the state of the node's queued or running probe."""
+    """Return one line per excluded node, with the state of its probe."""
     probes = {(job.source, job.probes): job for job in status.jobs if job.probes}
     lines = []
     for record in status.excluded_nodes:
@@ -212,7 +212,7 @@ def _format_ttft(seconds: float) -> str:
 def _shares(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
-    """Yield one text per pilot on which other models share devices with `model`."""
+    """Yield the pilots on which other models share devices with `model`."""
     names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
@@ -238,7 +238,7 @@ def with_decoded_arguments(story: S) -> S:
 
 
 def format_explanation_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
-    """Return the lines of `stoker explain`. A date precedes the first line of each day except `today`."""
+    """Return the lines of `stoker explain`, with the date of each day except `today`."""
     story = with_decoded_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
     function, gap, rest_of_it = story.headline.partition("  ")
@@ -299,7 +299,7 @@ def _headline(status: SessionFacts, *, over: bool) -> str:
 
 
 def format_call_counts(status: SessionFacts) -> str:
-    """Return the numbers of calls as `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
+    """Return `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
     calls = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
     without = {"failed": status.failed, "cancelled": status.cancelled}
     calls += [f"{number:,} {how}" for how, number in without.items() if number]
@@ -422,7 +422,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """Return how many calls ran per load of the context. Cancelled calls that never ran do not count."""
+    """Return how many calls ran per load. Cancelled calls that never ran do not count."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads

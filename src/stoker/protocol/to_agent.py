@@ -1,4 +1,4 @@
-"""Messages from a library to the agent of its pilot over a Unix socket."""
+"""Messages from a library to the agent of its pilot."""
 
 from __future__ import annotations
 
@@ -107,8 +107,6 @@ class SnapshotMade(Message, frozen=True, tag="snapshot"):
 
 
 class BatchReport(Message, frozen=True, tag="batch"):
-    """The load and the step times of the engine, for a `to_manager.LibraryBatch`."""
-
     load: EngineLoad
     times: StepTimes = StepTimes()
 

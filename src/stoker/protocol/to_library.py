@@ -1,4 +1,4 @@
-"""Messages from a pilot's agent to a library over a Unix socket."""
+"""Messages from a pilot's agent to a library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Load(Message, frozen=True, tag="load"):
 
 
 class Run(Message, frozen=True, tag="run"):
-    """Run calls. `waited_s`: seconds that the calls have waited. Token deadlines are earlier by this time."""
+    """Run calls. Token deadlines are earlier by `waited_s`."""
 
     function: FunctionKey
     calls: list[CallSpec]

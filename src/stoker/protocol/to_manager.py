@@ -118,13 +118,13 @@ class AskStatus(Message, frozen=True, tag="ask-status"):
 
 
 class AskStory(Message, frozen=True, tag="ask-story"):
-    """Ask with `to_client.Story` why a call, pilot, library or context is in its state."""
+    """Ask why a call, pilot, library or context is in its state."""
 
     subject: str
 
 
 class AskCalls(Message, frozen=True, tag="ask-calls"):
-    """Request `to_client.Calls`: up to `limit` calls in `state` (None: in each state)."""
+    """Request up to `limit` calls in `state` (None: in each state)."""
 
     limit: int
     state: ListedState | None = None
@@ -262,14 +262,14 @@ class PilotHello(Message, frozen=True, tag="pilot-hello"):
 class LibraryPhase(enum.Enum):
     FETCHING = "fetching"
     WAITING = "waiting for room"
-    """The library's objects are cached, but another library occupies the memory or the device."""
+    """Another library occupies the memory or the device."""
     STARTING = "starting"
     LOADING = "loading"
     WAKING = "waking"
 
 
 class LibraryUpdate(Message, frozen=True, tag="library-news"):
-    """A library that is not ready has entered a new `phase`, or has printed a new `line`."""
+    """A library that is not ready has a new `phase`, or has printed a new `line`."""
 
     library: LibraryId
     phase: LibraryPhase
@@ -344,7 +344,7 @@ class CallsReturned(Message, frozen=True, tag="returned"):
 
 
 class OfferAccepted(Message, frozen=True, tag="accepted"):
-    """A library accepted an offered call, on the condition that the libraries in `preempts` end."""
+    """A library accepted an offered call, if the libraries in `preempts` end."""
 
     library: LibraryId
     call: CallId
@@ -395,7 +395,7 @@ class LibraryResized(Message, frozen=True, tag="resized"):
 
 
 class LibraryBatch(Message, frozen=True, tag="batch"):
-    """The load of an inference engine, and its step times since the last report, at most every 10 s."""
+    """The load of an inference engine, and its step times since the last report."""
 
     library: LibraryId
     load: EngineLoad
@@ -403,8 +403,6 @@ class LibraryBatch(Message, frozen=True, tag="batch"):
 
 
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
-    """A library's measured memory, and its total CPU seconds."""
-
     library: LibraryId
     memory_bytes: int
     device_bytes: int = 0
@@ -424,7 +422,7 @@ class WantObjects(Message, frozen=True, tag="want-objects"):
 
 
 class ObjectArrival(msgspec.Struct, frozen=True):
-    """An object that a pilot has cached, with the bytes received from the origin and from other pilots."""
+    """An object that a pilot has cached, with its bytes from the origin and from other pilots."""
 
     name: str
     size_bytes: int
@@ -438,7 +436,7 @@ class ObjectsHere(Message, frozen=True, tag="objects-here"):
 
 
 class ObjectsGone(Message, frozen=True, tag="objects-gone"):
-    """Objects that a pilot's cache no longer has, or that the pilot no longer needs."""
+    """Objects that a pilot no longer has or needs."""
 
     names: tuple[str, ...]
 
@@ -467,7 +465,7 @@ class WalltimeUpdate(Message, frozen=True, tag="walltime-news"):
 
 
 class SnapshotHere(Message, frozen=True, tag="snapshot-here"):
-    """A library has written its loaded context as an object, for faster loads. `form`: dtype and layout."""
+    """A library has written its context as an object. `form`: dtype and layout."""
 
     recipe: RecipeKey
     form: str

@@ -23,7 +23,7 @@ class PilotWelcome(Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(Message, frozen=True, tag="hello-again"):
-    """Send another hello: the manager had declared the pilot lost, or has handled frames newer than the hello."""
+    """The manager had declared the pilot lost, or has handled frames newer than its hello."""
 
     acknowledged: int = 0
 
@@ -69,7 +69,7 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def timing_key(self) -> str:
-        """Name under which run times of the function are stored, such as `/home/ana/claims.py:verify`."""
+        """Name under which its run times are stored, such as `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
@@ -92,7 +92,7 @@ class RunCalls(Message, frozen=True, tag="run", gc=False):
 
 
 class TakeBack(Message, frozen=True, tag="take-back"):
-    """Return up to `count` unstarted calls, newest first. The pilot answers with CallsReturned."""
+    """Return up to `count` unstarted calls, newest first, with CallsReturned."""
 
     library: LibraryId
     count: int
@@ -117,7 +117,7 @@ class MeetGang(Message, frozen=True, tag="meet-gang"):
 
 
 class EvictCall(Message, frozen=True, tag="evict-call"):
-    """Checkpoint and return a running call. The pilot answers with CallEvicted or the end of the call."""
+    """Checkpoint a running call. The pilot answers with CallEvicted or the end of the call."""
 
     library: LibraryId
     call: CallId
@@ -135,7 +135,7 @@ class AckPieces(Message, frozen=True, tag="ack-pieces"):
 
 
 class ResizeLibrary(Message, frozen=True, tag="resize"):
-    """Change a library's reservation on each device. The pilot answers with LibraryResized."""
+    """Change a reservation per device. The pilot answers with LibraryResized."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -152,7 +152,7 @@ class SleepLibrary(Message, frozen=True, tag="sleep"):
 
 
 class WakeLibrary(Message, frozen=True, tag="wake"):
-    """Wake a library with a new reservation on each device. The pilot answers with LibraryAwake or LibraryGone."""
+    """Wake a library with a new reservation per device. The pilot answers with LibraryAwake or LibraryGone."""
 
     library: LibraryId
     device_memory_bytes: int

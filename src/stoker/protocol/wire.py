@@ -27,21 +27,18 @@ from stoker.errors import ProtocolError
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
 VERSION = 10
-"""Protocol version in every hello. Peers with another version are refused."""
 
 M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """Messages with the `sequence` number of their frame among the sender's frames (0: an unnumbered frame)."""
+    """Messages with the number of their frame (0: unnumbered)."""
 
     sequence: int
     messages: list[M]
 
 
 class AnyHello(msgspec.Struct, frozen=True):
-    """The fields that hellos of every protocol version have."""
-
     protocol: int
     session: str
 
@@ -51,7 +48,6 @@ class Decoder(Generic[M]):
         self._decode = msgspec.msgpack.Decoder(Frame[union]).decode
 
     def __call__(self, data: Any) -> Frame[M]:
-        """Decode bytes or a memoryview. Raises ProtocolError, which names the wrong field."""
         try:
             return self._decode(data)
         except UNREADABLE as error:
@@ -70,7 +66,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def decode_other_version_hello(data: Any) -> AnyHello | None:
-    """Return the hello in `data` if it has another protocol version, or else None."""
+    """Return a hello of another protocol version, or else None."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -80,7 +76,6 @@ def decode_other_version_hello(data: Any) -> AnyHello | None:
 
 
 def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
-    """Return why the sender of a hello cannot join the session, or ""."""
     if hello.protocol == VERSION and hello.session == session:
         return ""
     asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
@@ -100,12 +95,12 @@ to_agent_decoder: Callable[[], Decoder[to_agent.ToAgent]] = partial(Decoder, to_
 
 
 class Outbox:
-    """Numbers the frames of a sender, and keeps sent frames until the receiver has acknowledged them."""
+    """Numbers frames, and keeps them until the receiver has acknowledged them."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
-        """Highest frame number that the receiver has acknowledged. The sender keeps only later frames."""
+        """Last frame that the receiver has acknowledged."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
@@ -128,7 +123,7 @@ class Outbox:
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:
-        """Remove and return the unacknowledged frames. The next frames reuse the numbers of these frames."""
+        """Remove and return the unacknowledged frames, whose numbers the next frames reuse."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -141,7 +136,7 @@ class Inbox:
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.lost_handled_frames = False
-        """True if handled frames are lost (`RecordsLost`). Until the next hello, a frame may skip numbers."""
+        """Handled frames are lost (`RecordsLost`), so a frame may skip numbers until the next hello."""
 
     def accept(self, sequence: int) -> bool:
         if sequence == 0:

@@ -146,7 +146,7 @@ def _kind(model: CausalLM) -> str:
 
 
 class _GangScorer:
-    """Scores prompts on all ranks. Rank 0 calls the scorer, and the other ranks call `serve`."""
+    """Scores prompts on all ranks: rank 0 calls the scorer, the others `serve`."""
 
     def __init__(self, score: Score, exchange: Exchange, *, device: torch.device) -> None:
         self._score = score
@@ -176,7 +176,7 @@ class _GangScorer:
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
-"""Maximum seconds that a rank waits for other ranks on a busy machine."""
+"""Maximum wait for other ranks on a busy machine."""
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
@@ -243,7 +243,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
 
 
 class Reporter:
-    """Reports the progress of a job with its loss, and sometimes a state from which the job can resume."""
+    """Reports progress and loss, and sometimes a state from which the job can resume."""
 
     def __init__(self, initial: Initial, *, iterations: int, saved: Saved | None) -> None:
         self._initial = initial
@@ -284,7 +284,7 @@ class Reporter:
 
 
 def add_tuned_prompt_to_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add the text of a tuned prompt to the bank if tuning improved it. Errors are only logged."""
+    """Add the text of a tuned prompt to the bank if it is better. Errors are only logged."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(

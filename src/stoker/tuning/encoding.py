@@ -22,13 +22,11 @@ from stoker.tuning.job import PLACE, Data, Prompt, Sample
 Ids = tuple[int, ...]
 
 MOST_TOKENS = 64
-"""Maximum number of virtual tokens if a job does not set the number."""
+"""Maximum virtual tokens if a job does not set the number."""
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """The tokens of a sample. The model reads `source` and generates `target`, which includes the end token. `text`:
-    target text.
-    """
+    """The tokens that the model reads and generates (with the end token), and the target text."""
 
     source: Ids
     target: Ids
@@ -78,7 +76,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
 def refuse_too_long_samples(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
-    """Raise ConfigError if the prompt with any sample exceeds the context length (`longest` tokens; 0: no limit)."""
+    """Raise ConfigError if the prompt with any sample exceeds `longest` tokens (0: no limit)."""
     if not longest:
         return
     for row, sample in zip(rows, samples, strict=True):

@@ -192,7 +192,7 @@ def _connect_with_retries(address: str, *, key: bytes, limit_s: float, ends_at: 
 
 
 def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
-    """Raise ExchangeError unless each rank is present exactly once and all ranks have this job."""
+    """Raise ExchangeError unless each rank is present once and has this job."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
     again = "start the gang again, at its own address"
@@ -248,7 +248,7 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return this machine's address on the network to the rendezvous. The function sends no data."""
+    """Return this machine's address on the network to the rendezvous. Sends no data."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

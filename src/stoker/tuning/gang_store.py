@@ -27,7 +27,7 @@ from stoker.pilot.transfer.server import ObjectServer
 MOST_BYTES = 1 << 30
 """Maximum size of a value in bytes."""
 _WAIT_S = 0.5
-"""Maximum seconds that rank 0 waits for missing values before it answers."""
+"""Rank 0 waits at most these seconds for missing values before it answers."""
 _IDLE_S = 7 * 86_400.0
 """Maximum seconds without data on a connection. A rank is silent while it computes."""
 _OPERATIONS = ("set", "get", "add", "has", "compare-set", "delete", "count")
@@ -47,7 +47,7 @@ class Values:
         self._changed = threading.Condition()
 
     def do(self, question: dict[str, Any], given: bytes = b"") -> Answer:
-        """Carry out an operation with the value `given`. Return facts, and the resulting value."""
+        """Carry out an operation. Return facts, and the resulting value."""
         with self._changed:
             self._changed.notify_all()  # waiting threads continue after this operation
             values, name = self._values, question.get("name", "")

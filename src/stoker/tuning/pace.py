@@ -62,7 +62,7 @@ class PartClock:
 
 
 def communication_share(spent_s: dict[str, float]) -> float:
-    """Return the share of the time of iterations that the exchange of gradients took (0: no iterations)."""
+    """Return the share of iterations that the exchange of gradients took (0: no iterations)."""
     exchange = spent_s[Part.COMMUNICATION.value]
     both = exchange + spent_s[Part.COMPUTE.value]
     return exchange / both if both > 0 else 0.0
@@ -77,7 +77,7 @@ class IterationPace:
         self.evaluations_s: deque[float] = deque(maxlen=_KEPT)
 
     def left_s(self, iterations: int) -> float | None:
-        """Return an upper bound of the seconds that `iterations` take; None without measurements."""
+        """Return an upper bound of the seconds of `iterations`; None without measurements."""
         if not self.iterations_s:
             return None
         evaluations = math.ceil(iterations / self._evaluate_every)
@@ -85,7 +85,7 @@ class IterationPace:
 
 
 BUDGET = 0.2
-"""Maximum share of the time from submission to deadline that a lookup may take."""
+"""Share of the time from submission to deadline that a lookup may take."""
 _PACE_FILE = "pace.json"
 
 
@@ -119,7 +119,7 @@ def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPac
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
-    """Store the pace of a lookup in the bank. If two processes do this at the same time, one pace may be lost."""
+    """Store the pace of a lookup. Of two simultaneous ones, one may be lost."""
     known = _read_known(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):

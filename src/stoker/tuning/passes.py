@@ -37,11 +37,10 @@ def embed(model: Any, ids: Ids) -> torch.Tensor:
 
 
 class SoftPrompt:
-    """A model with a soft prompt before its input. `vectors`: trained parameter, `[tokens, width]`."""
+    """A model with a soft prompt before its input. `vectors`: `[tokens, width]`."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
-        """PEFT's model, which inserts the soft prompt before the embeddings of the input tokens."""
         self.base = wrapped.get_base_model()
 
     @property
@@ -108,9 +107,8 @@ _IGNORED = -100
 
 
 def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """Return the gradient `[tokens, width]` of the summed loss of `rows`, this loss in nats, and the number of target
-    tokens.
-    """
+    """Return the gradient `[tokens, width]` of the summed loss of `rows`, this loss in nats, and its number of
+    tokens."""
     soft.vectors.grad = None
     loss, tokens = 0.0, 0
     with torch.inference_mode(mode=False), torch.enable_grad():

@@ -53,7 +53,7 @@ _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a checkpoint. `job`: digest of the settings that affect the results."""
+    """`job`: digest of the settings that affect the results."""
 
     job: str
     iteration: int
@@ -64,7 +64,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class TuningState(msgspec.Struct, frozen=True):
-    """A checkpoint: the soft prompt `[tokens, width]`, the best soft prompt so far, and the optimizer's tensors."""
+    """A checkpoint: the soft prompts `[tokens, width]` (last, best), and the optimizer's tensors."""
 
     header: Header
     prompt: torch.Tensor
@@ -81,10 +81,7 @@ def pack_state(state: TuningState) -> bytes:
 
 
 def unpack_state(data: bytes, *, job: str) -> TuningState | None:
-    """Decode a checkpoint. Return None for empty or invalid `data`; invalid data also logs a warning.
-
-    Raises ConfigError for a checkpoint of another job.
-    """
+    """Decode a checkpoint; None if empty, or with a warning if invalid. Raises ConfigError for another job's."""
     if not data:
         return None
     try:
@@ -118,7 +115,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
 
 
 class TunableModel(Protocol):
-    """The model to tune: a causal LM context (`stoker.contexts.language_model.CausalLM`)."""
+    """A causal LM context (`stoker.contexts.language_model.CausalLM`)."""
 
     model: Any
     tokenizer: Any
@@ -139,7 +136,7 @@ class TuningProgress(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[TuningProgress], None]
-"""A function that receives the progress of a job, and may raise `Evicted`."""
+"""Receives the progress, and may raise `Evicted`."""
 
 
 def tune(
@@ -200,7 +197,7 @@ def tune_with_exchange(
 
 
 def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
-    """Return a digest (16 hex digits) that must be equal on all ranks: job settings, samples, and model shape."""
+    """Return a digest of job settings, samples and model shape, equal on all ranks."""
     shape = type(context.model).__name__, sum(parameter.numel() for parameter in context.model.parameters())
     return digest_job(job, digest_samples(samples), shape, *more)
 
@@ -225,7 +222,7 @@ class _EncodedJob:
 
 
 def _begin(context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes) -> TuningState:
-    """Return the checkpoint `start` of rank 0, or its initial state. All ranks return the same state."""
+    """Return the checkpoint `start` of rank 0, or its initial state, on all ranks."""
     data = b""
     if exchange.rank == 0:
         found = unpack_state(start, job=digest)

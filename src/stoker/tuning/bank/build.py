@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reader = Callable[[Sequence[str]], Array]
-"""A function that returns raw features `[texts, width]` of texts from the bank's model."""
+"""Returns raw features `[texts, width]` of texts."""
 Progress = Callable[[int, int], None]
-"""A function that receives the number of prompts read so far, and the total."""
+"""Receives the number of prompts read so far, and the total."""
 
 AT_ONCE = 64
-"""Number of prompts that are read and stored together. A killed build loses at most this number of features."""
+"""Prompts per batch. A killed build loses at most one batch."""
 
 
 class _ReadBatch(msgspec.Struct, frozen=True):
-    """A file in `readings`: prompts with their raw features (float32, little-endian)."""
+    """A file in `readings`."""
 
     model: str
     reading: str
@@ -88,7 +88,7 @@ class Readings:
         return np.stack([self._features[candidate.key] for candidate in candidates])
 
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:
-        """Store raw features. Raises ValueError for a wrong number of features, StokerError if the write fails."""
+        """Store raw features. Raises ValueError for a wrong number, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
         batch = _ReadBatch(self._model, self._reading, list(zip(candidates, map(to_bytes, features), strict=True)))
@@ -166,7 +166,7 @@ def insert_or_store_prompt(
 
 
 def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
-    """Store a candidate and its raw feature `[width]` in `readings`. Return the feature."""
+    """Store a candidate and its raw feature `[width]`. Return the feature."""
     readings = Readings(folder, model=model, reading=reading)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
     if readings.candidates.get(candidate.key) != candidate:
@@ -198,7 +198,7 @@ def _compute_missing_features(
 
 
 FEATURE_TOKENS = MOST_TOKENS
-"""Number of tokens read per prompt. Scored prompts are cut to this length, unless the job sets `virtual_tokens`."""
+"""Tokens read per prompt. Scored prompts are cut to this length, unless the job sets `virtual_tokens`."""
 READING = f"mean last hidden state, first {FEATURE_TOKENS} tokens"
 """How `reader` computes features, which is part of a bank's identity."""
 

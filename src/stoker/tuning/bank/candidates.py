@@ -13,7 +13,7 @@ from stoker.datafile import read_rows, text_field
 from stoker.errors import ConfigError
 
 Key = NewType("Key", str)
-"""Identity of a prompt: 32 hex digits of the hash of its text."""
+"""32 hex digits of the hash of a prompt."""
 
 
 def key_of(text: str) -> Key:
@@ -73,7 +73,7 @@ _LONGEST_WORD = 40
 
 
 def instruction(targets: Sequence[str]) -> str:
-    """Return an instruction to generate texts like `targets`. Up to 8 short targets are listed in the instruction."""
+    """Return an instruction to generate texts like `targets`, which lists up to 8 short ones."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
         return f"Answer with one of these: {', '.join(sorted(words))}."

@@ -42,7 +42,7 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""Minimum cost reduction of a swap of medoids, as a share of the total cost."""
+"""Minimum cost reduction of a swap, as a share of the total."""
 _PASSES = 100
 """Maximum number of passes over all points. Usually fewer than ten are needed."""
 
@@ -68,14 +68,14 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
 
 
 def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
-    """Return the number of each point's nearest medoid (the first if equally near). A medoid gets its own number."""
+    """Return the number of each point's nearest medoid (the first if equally near)."""
     owners: Indices = np.argmin(distances[:, medoids], axis=1)
     owners[medoids] = np.arange(len(medoids))
     return owners
 
 
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
-    """Choose `k` points as medoids, one after the other. Each choice reduces the cost most (PAM's BUILD)."""
+    """Choose `k` medoids, each of which reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -112,7 +112,7 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
 
 
 def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
-    """Return each point's nearest medoid, its distance, and the distance of the second nearest medoid."""
+    """Return each point's nearest medoid, its distance, and that of the second nearest."""
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
     rows = np.arange(len(to))
@@ -149,7 +149,7 @@ CLUSTERS = 50
 CAPACITY = 3000
 """Maximum number of candidates in a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""Maximum number of members of a group. A lookup divides larger groups into subgroups."""
+"""A lookup divides larger groups into subgroups."""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
@@ -164,11 +164,10 @@ class CandidateGroup(msgspec.Struct, frozen=True):
 
 class InsertionOutcome(enum.Enum):
     ADDED = "added"
-    """The prompt was added. Another candidate may have been removed."""
     UPDATED = "updated"
-    """The bank already had the text, and the record of this text was replaced."""
+    """The record of a known text was replaced."""
     REFUSED = "refused"
-    """The bank is full, and this prompt would be removed first."""
+    """This prompt would be removed first."""
 
 
 class Insertion(msgspec.Struct, frozen=True):

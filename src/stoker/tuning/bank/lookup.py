@@ -22,19 +22,19 @@ from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
-"""A function that returns the loss of each prompt for the task. The loss is `nan` if a prompt cannot be scored."""
+"""Returns the loss of each prompt for the task; `nan` if a prompt cannot be scored."""
 
 SAVING = 12
-"""The default limit of a lookup in a large bank is the bank's size divided by this number (`default_score_limit`)."""
+"""The default limit in a large bank is its size divided by this number."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
-    """Loss of each scored candidate; `inf` if scoring was impossible."""
+    """`inf` if scoring was impossible."""
     steps: tuple[int, ...]
-    """Number of candidates in each batch that the lookup scored."""
+    """Number of candidates in each scored batch."""
 
     @property
     def scores(self) -> int:
@@ -92,7 +92,7 @@ class _Search:
         return self._limit - len(self.losses)
 
     def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
-        """Score the groups' representatives within the limit, and queue the groups with a scored representative."""
+        """Score the representatives within the limit, and queue the groups with a score."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:

@@ -42,7 +42,7 @@ def write_record(path: Path, record: msgspec.Struct) -> None:
 
 
 def read_record(path: Path, kind: type[R]) -> R:
-    """Read a file. Raises OSError, and StokerError with the fact `damaged` for a wrong checksum or record."""
+    """Read a file. Raises OSError, and StokerError (fact `damaged`) for a wrong checksum or record."""
     data = path.read_bytes()
     try:
         if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "little"):
