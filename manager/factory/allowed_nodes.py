@@ -54,8 +54,7 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the node names in a value of `--exclude`, which with a slash is the path of a file with node names. Return
-    None if this file cannot be read."""
+    """Return the nodes in a value of `--exclude`, or in its file if it has a slash; None for an unreadable file."""
     if "/" not in value:
         return [value] if value else []
     try:

@@ -41,13 +41,10 @@ class NoNodeLeft(SubmissionRefused):
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
-    """The state of a job in its batch system: PENDING (also held), RUNNING or ENDED.
-
-    `reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until the expected start (0:
-    unknown). `loss`: why the job stopped running. `again`: why it was requeued. `cause`, `advice`, `holds`: cause,
-    remedy and number of its holds. `leaving`: it is cancelled but has not ended. `absent`: it is not listed, and its
-    end is unknown. `no_node`: no node remains on which it may run.
-    """
+    """`reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: until its expected start (0:
+    unknown). `loss`: why it stopped running. `again`: why it was requeued. `cause`, `advice`, `holds`: cause, remedy
+    and number of its holds. `leaving`: it is cancelled but has not ended. `absent`: it is not listed, and its end is
+    unknown. `no_node`: no node remains on which it may run."""
 
     phase: BlockPhase
     reason: str = ""
@@ -78,7 +75,7 @@ class Batch(Protocol):
         """Cancel jobs. Ignore unknown or ended jobs."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the blocks of the session's listed jobs that have not ended, by job id, also of dead factories."""
+        """Return the blocks of the session's listed jobs that have not ended, by job id."""
 
 
 @runtime_checkable
@@ -105,7 +102,7 @@ def loss_reason_from_text(how: str) -> LossReason | None:
 
 
 def job_name(session: str, block: str) -> str:
-    """Return the name of a block's job. Characters that some batch systems reject become dashes."""
+    """Return a job's name, with dashes for characters that some batch systems reject."""
     return f"{job_prefix(session)}{block}"
 
 

@@ -36,8 +36,7 @@ SUBMIT_COMMANDS = {
 def make_batch(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", pacer: Pacer | None = None
 ) -> Batch:
-    """Return the batch system of a site. Raises SubmissionRefused if the host lacks the batch system's commands,
-    ConfigError for impossible settings."""
+    """Return the batch system of a site. Raises SubmissionRefused if its commands are missing, ConfigError."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)

@@ -66,8 +66,8 @@ class CommandRunner:
         self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command. `name`: its name in errors. `more`: additional environment variables. Raises Unanswered after
-        the time limit, BatchTrouble if the command cannot start."""
+        """Run a command. `name`: in errors. `more`: environment variables. Raises Unanswered after the time limit,
+        BatchTrouble if it cannot start."""
         name = name or words[0]
         self.pacer.take()
         try:

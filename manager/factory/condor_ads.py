@@ -68,7 +68,7 @@ class JobStatus(enum.IntEnum):
 
 
 class Verdict(NamedTuple):
-    """A job's status, and whether the factory removes the job, with `force` without an answer of its machine."""
+    """A job's status, and whether to remove it, with `force` without an answer of its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -93,8 +93,8 @@ def job_id_of_ad(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """Return a job's status and whether to remove the job. `ran`: True if an earlier query saw the job run.
-    `memory_bytes`: the memory in the site file, which HTCondor rounds."""
+    """Return a job's status and whether to remove it. `ran`: an earlier query saw it run. `memory_bytes`: of the site
+    file, which HTCondor rounds."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     return verdict._replace(status=_add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes))
@@ -134,7 +134,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """Return the status of a job that has left the queue. Some pools remove held jobs automatically."""
+    """Some pools remove held jobs automatically."""
     how, loss = _end_reason(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
@@ -154,7 +154,7 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """Return True if an idle job has run and was not held afterwards. A slot that rejects the job also leaves a
+    """True if an idle job has run and was not held afterwards. A slot that rejects it also leaves a
     VacateReasonCode."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
@@ -163,7 +163,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_reason_of_eviction(ad: Ad) -> LossReason:
-    """Return why an evicted job was lost. Before HTCondor 24, which introduced vacate codes, the reason is VACATED."""
+    """Before HTCondor 24, which introduced vacate codes, the reason is VACATED."""
     code = ad.get("VacateReasonCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -178,7 +178,7 @@ def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
 
 
 def _cause_of_hold(ad: Ad, *, prefix: str = "") -> str:
-    """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
+    """Return the cause; empty if a person or a file transfer caused the hold."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -221,8 +221,8 @@ def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
 
 
 def summarize_match_analysis(text: str) -> str:
-    """Summarize `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions no slot
-    meets. Return "" if slots match. HTCondor before 24.4 considers only the free part of a partitionable slot."""
+    """Summarize how many slots a job's conditions exclude, and which no slot meets; "" if slots match. HTCondor before
+    24.4 considers only the free part of a partitionable slot."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -246,7 +246,7 @@ def is_every_slot_excluded(analysis: str) -> bool:
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the conditions that no slot meets, without conditions that contain another one, and parts of an `||`."""
+    """Return the unmet conditions, without those that contain another one, and parts of an `||`."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
@@ -294,7 +294,7 @@ def _describe_eviction(ad: Ad) -> str:
 
 
 def _rejection_reason(ad: Ad) -> str:
-    """Return why the negotiator found no slot. Ignore a reason from before the job's last start."""
+    """Return why the negotiator found no slot since the job's last start."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""

@@ -54,7 +54,7 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
 
 
 def script(site: Site, *, command: str) -> str:
-    """Return the job's script, which sets PATH and HOME, because HTCondor does not set them."""
+    """HTCondor does not set PATH and HOME."""
     init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
     home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
     return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
@@ -77,8 +77,8 @@ def quoted(text: str) -> str:
 
 
 def gpu_expression(kind: str) -> str:
-    """Return the ClassAd expression for a GPU type: words of the device's name, with any separators. `a10` matches
-    neither A100 nor A10G. Submit descriptions and new ClassAds treat a backslash differently, so there is none."""
+    """Return the ClassAd expression for words of a device's name. `a10` matches neither A100 nor A10G. It has no
+    backslash, which submit descriptions and new ClassAds treat differently."""
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"

@@ -1,8 +1,8 @@
 """The factory's loop: it passes the manager's orders to the threads of the sites, and their updates to the manager.
 
-The loop ends if the session ends, if the manager is absent for longer than the session's lease, so that waiting blocks
-are cancelled, or if a new manager has started another factory, which waits for this factory's lock. Updates are sent in
-numbered frames, which are kept until acknowledged, and sent again after every connection.
+The loop ends with the session, or if a new manager has started another factory. If the manager is absent for longer
+than the session's lease, waiting blocks are cancelled first. Updates are sent in numbered frames, which are kept until
+acknowledged, and sent again after every connection.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OPEN_LIMIT_S = 60.0
 """Seconds to open a batch system, after which the factory reports an error."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
-"""Seconds without an answer after which the hello is repeated and the missing manager is logged."""
+"""Seconds until an unanswered hello is repeated."""
 
 
 class Ending(enum.IntEnum):
@@ -118,9 +118,8 @@ class FactoryLink:
 
 
 class BatchThread(threading.Thread):
-    """Runs one keeper's steps and the factory's orders, so that a hanging batch system does not delay other keepers.
-    The last order returns the ids of jobs that still exist (`left`); other orders return None.
-    """
+    """Runs one keeper's steps and orders, so that a hanging batch system delays no other keeper. The last order returns
+    the jobs that still exist (`left`); others return None."""
 
     def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | None], None]) -> None:
         super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
@@ -393,7 +392,7 @@ class Factory:
 
 
 def write_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write the jobs that still exist. On a full disk remove the file, because an empty file means no jobs."""
+    """On a full disk remove the file, because an empty file means no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

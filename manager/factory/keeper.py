@@ -53,10 +53,13 @@ LISTINGS = 3
 MOST_UNANSWERED = 6
 
 
+_NEW = BatchJobStatus(BlockPhase.ASKED)
+
+
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: the last report to the manager. `again`: why its job was requeued.
-    `is_unknown`: the manager did not name it. `cancel`: why it is cancelled. `tried`: it was submitted before."""
+    """A block that is not over. `told`: last report. `again`: why its job was requeued. `is_unknown`: the manager did
+    not name it. `cancel`: why it is cancelled. `tried`: it was submitted before."""
 
     block: BlockId
     job: str = ""
@@ -65,10 +68,7 @@ class KeptBlock:
     expected_at: float = 0.0
     again: str = ""
     loss: LossReason | None = None
-    cause: str = ""
-    advice: str = ""
-    holds: int = 0
-    no_node: bool = False
+    status: BatchJobStatus = _NEW
     is_unknown: bool = False
     cancel: str = ""
     cancelled_at: float = 0.0
@@ -82,9 +82,8 @@ class KeptBlock:
 
 
 class Absences:
-    """Counts the consecutive listings that lack a job, because one listing may come from a cache. A job is lost after
-    `LISTINGS` listings without it, over at least `lag_s` seconds. With `lag_s` 0, one listing suffices.
-    """
+    """Counts listings that lack a job, because one may come from a cache. A job is lost after `LISTINGS` listings, over
+    at least `lag_s` seconds, or with `lag_s` 0 after one."""
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
         self._lag_s = lag_s
@@ -107,8 +106,8 @@ class Absences:
 
 
 class BlockKeeper:
-    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: the site of each block.
-    `was_tried`: True if an earlier factory may have submitted a block."""
+    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: sites of blocks. `was_tried`:
+    an earlier factory may have submitted a block."""
 
     def __init__(
         self,
@@ -142,18 +141,18 @@ class BlockKeeper:
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Number of consecutive submissions without an answer, which may have hidden jobs, and their last output."""
+        """Consecutive submissions without an answer, and their last output."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
         """Blocks with an unanswered submission, whose jobs a listing may still show."""
         self._given_up: set[str] = set()
-        """Jobs that count as over because listings lack them. They are cancelled again at the end of the session."""
+        """Jobs that count as over because listings lack them, to be cancelled again at the end."""
 
     # ---- orders
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
-        """Compare this keeper's blocks with the manager's, at the manager's start or after a lost connection."""
+        """Compare blocks with the manager's, at its start or after a lost connection."""
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
@@ -374,7 +373,7 @@ class BlockKeeper:
         return is_over
 
     def _apply_status(self, kept: KeptBlock, status: BatchJobStatus) -> None:
-        kept.cause, kept.advice, kept.holds, kept.no_node = status.cause, status.advice, status.holds, status.no_node
+        kept.status = status
         if status.phase is BlockPhase.ENDED:
             by_us = kept.cancelled_at and status.reason != "done"  # the batch system may report a different reason
             kept.loss = None if by_us else status.loss
@@ -391,7 +390,7 @@ class BlockKeeper:
         expected_at = self._clock() + status.expected_in_s if status.expected_in_s else 0.0
         moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
         kept.phase = status.phase
-        if moved or kept.told != (status.phase, kept.job, reason, kept.loss, kept.holds):
+        if moved or kept.told != (status.phase, kept.job, reason, kept.loss, status.holds):
             kept.expected_at = expected_at
             self._queue_block_update(kept, reason, expected_in_s=status.expected_in_s)
 
@@ -413,7 +412,7 @@ class BlockKeeper:
         try:
             job = batch.submit(kept.block, kept.allowed)
         except SubmissionRefused as error:
-            kept.no_node = isinstance(error, NoNodeLeft)
+            kept.status = BatchJobStatus(BlockPhase.REFUSED, no_node=isinstance(error, NoNodeLeft))
             self._unresolved.discard(kept.block)
             self._unanswered, self._no_answer = 0, ""
             self._end(kept, BlockPhase.REFUSED, str(error))
@@ -442,9 +441,10 @@ class BlockKeeper:
     # ---- updates
 
     def _queue_block_update(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
-        kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
+        now = kept.status
+        kept.told = (kept.phase, kept.job, reason, kept.loss, now.holds)
         source = self.name if kept.is_unknown else ""
-        why = (kept.loss, source, kept.cause, kept.advice, kept.holds, kept.no_node)
+        why = (kept.loss, source, now.cause, now.advice, now.holds, now.no_node)
         update = BlockUpdate(kept.block, kept.phase, kept.job, reason, expected_in_s, *why)
         self._updates.append(update)
         return update

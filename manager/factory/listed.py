@@ -45,21 +45,14 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A job in the batch system's list. `expected_at`: wall-clock time of its expected start (0: unknown). `failed`: it
-    failed, so that its output may show the cause."""
+    """`expected_at`: wall-clock time of the expected start (0: unknown). `failed`: the job's output may show the
+    cause."""
 
     name: str
     phase: BlockPhase
     reason: str = ""
     expected_at: float = 0.0
     failed: bool = False
-
-    def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """Return the job's status at wall-clock time `now`. `output`: the last output lines of the job."""
-        said = f": {'; '.join(output)}" if self.failed and output else ""
-        expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
-        loss = loss_reason_from_text(self.reason) if self.phase is BlockPhase.ENDED else None
-        return BatchJobStatus(self.phase, self.reason + said, expected_in_s, loss)
 
 
 Read = Callable[[str], dict[str, ListedJob]]
@@ -176,8 +169,7 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows how a job ended, and the reader of the command's output. PBS needs no such command: `qstat -x`
-lists ended jobs."""
+"""The command that shows how a job ended, and its reader. PBS lists ended jobs."""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
@@ -230,8 +222,12 @@ class ListedBatch:
             how = "; ".join(self._jobs.output(job))
             reason = f"no longer in the queue: {how}" if how else "no longer in the queue"
             return BatchJobStatus(BlockPhase.ENDED, reason, absent=True)
-        output = self._jobs.output(job, entry.name) if entry.phase is BlockPhase.ENDED else []
-        return entry.status(now=time.time(), output=output)
+        expected_in_s = max(0.0, entry.expected_at - time.time()) if entry.expected_at else 0.0
+        if entry.phase is not BlockPhase.ENDED:
+            return BatchJobStatus(entry.phase, entry.reason, expected_in_s)
+        how = "; ".join(self._jobs.output(job, entry.name)) if entry.failed else ""
+        reason = f"{entry.reason}: {how}" if how else entry.reason
+        return BatchJobStatus(entry.phase, reason, expected_in_s, loss_reason_from_text(entry.reason))
 
     def _list(self, jobs: Sequence[str] | None) -> dict[str, ListedJob]:
         if self._kind is ProviderKind.LSF:

@@ -3,8 +3,8 @@
 Two locks (flock) in the session folder ensure that a session has one factory.
 
 - A factory locks `factory.lock`. A second factory waits for this lock, and kills the first after `TURN_LIMIT_S`.
-- Every command of a batch system inherits `commands.lock`, and so outlives its factory with the lock. The new factory
-  must not repeat a submission in progress, so it waits for the command's time limit, and then kills the command.
+- Every command of a batch system inherits `commands.lock`, and keeps it after its factory's death. The new factory must
+  not repeat a submission in progress, so it waits for the command's time limit, and then kills the command.
 """
 
 from __future__ import annotations

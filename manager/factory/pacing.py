@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""Burst and requests per minute for a poll period of `_POLL_S`, slightly below the limits of strict sites (40 and 4).
-"""
+"""For a poll period of `_POLL_S`, slightly below the limits of strict sites (40 and 4)."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
@@ -57,7 +56,7 @@ class Pacer:
             return self._seconds_until(leaving + 1.0)
 
     def poll_period_s(self, poll_s: float, *, took_s: float) -> float:
-        """Return the seconds between queries: more if few tokens are left, or if the last query took long."""
+        """Return the seconds between queries: more with few tokens, or after a long query."""
         with self._lock:
             stretch = _STRETCH if self._seconds_until(self.burst / 2) else 1.0
         return max(stretch * poll_s, _SLOW * took_s)
@@ -75,7 +74,7 @@ def unlimited() -> Pacer:
 
 
 def in_words(poll_s: float) -> str:
-    """Return the maximum request rate as text: `3 requests a minute while its jobs run, …`."""
+    """Return the maximum rate as text: `3 requests a minute while its jobs run, …`."""
     pacer = Pacer(poll_s=poll_s, clock=lambda: 0.0)
     at_rest = min(60.0 / (_STRETCH * poll_s) + 1.0, 60.0 * pacer.per_s)
     return (

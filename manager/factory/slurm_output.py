@@ -77,8 +77,8 @@ _REQUEUED = {
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """Slurm's facts about a job. `state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`:
-    wall-clock time. `folder`: path of the submission folder, up to the first line break."""
+    """`state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`: wall-clock time. `folder`: of
+    the submission, up to the first line break."""
 
     job: str
     state: str

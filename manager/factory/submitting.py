@@ -175,11 +175,9 @@ def render(site: Site, *, job: str, command: str) -> str:
 
 
 def _launch(given: Provider, command: str) -> str:
-    """Return the shell command that starts one pilot per node of the block.
-
-    On one node, the pilot replaces the batch shell: so Slurm sends SIGTERM KillWait seconds before SIGKILL, and not at
-    the start of a GraceTime, in which the pilot still works.
-    """
+    """Return the shell command that starts one pilot per node. On one node, the pilot replaces the batch shell: so
+    Slurm sends SIGTERM KillWait seconds before SIGKILL, and not at the start of a GraceTime, in which the pilot still
+    works."""
     if given.nodes == 1:
         return f"exec {command}"
     again = shlex.quote(f"{given.worker_init}\nexec {command}")

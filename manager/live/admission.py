@@ -1,6 +1,8 @@
-"""Check the keys of peers, and limit the connections that prove no key.  Silent connections of strangers could use up
-all file descriptors. Above a limit, the manager closes the oldest unproven connection of the address that has most of
-them."""
+"""Check the keys of peers, and limit the connections that prove no key.
+
+Silent connections of strangers could use up all file descriptors. Above a limit, the manager closes the oldest unproven
+connection of the address that has most of them.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,7 @@ class UnprovenConnections:
 
 
 def _connection_peer_address(descriptor: int) -> Peer | None:
-    """Return the peer's address and port, or None for a closed connection, without a new descriptor."""
+    """Return the peer's address and port, or None for a closed connection."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

@@ -40,7 +40,7 @@ PAUSE_S = 2.0
 """Seconds between two starts, doubled each time the advisor dies without an answer."""
 LONGEST_PAUSE_S = 300.0
 _MOST_SENT, _MOST_SLOW_SENT = 16, 2
-"""Maximum number of questions, and of slow questions, that wait for the advisor's answer at a time."""
+"""Maximum number of questions, and of slow ones, at the advisor."""
 
 
 def performance() -> PerformanceStore:

@@ -30,14 +30,8 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Clock:
-    """Seconds since the epoch that advance with the monotonic clock.
-
-    So journal times stay valid after a restart, and a changed wall clock makes no pilot look silent.
-
-    Args:
-        not_before: Earliest time to return, in seconds since the epoch.
-        file: Stores the offset for the next manager on this machine.
-    """
+    """Seconds since the epoch that advance with the monotonic clock, so that a changed wall clock makes no pilot look
+    silent. `not_before`: earliest time to return. `file`: keeps the offset for the next manager on this machine."""
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
         ahead_s = _read(file) if file is not None else None
@@ -92,8 +86,8 @@ class TimerHeap:
 
 
 class Acks:
-    """The last unsent acknowledgement of each peer, which is sent with the next frame to the peer, or alone after
-    `longest_s / 2` to `longest_s` seconds. Clients wait for it before they exit."""
+    """The last unsent acknowledgement of each peer. It is sent with the next frame to the peer, or alone after
+    `longest_s / 2` to `longest_s` seconds."""
 
     def __init__(self, longest_s: float) -> None:
         self.due_at = math.inf

@@ -1,10 +1,8 @@
 """Compute a 32-bit checksum (a *check*) of the core's decisions about an event. Equal decisions give equal checks.
 
-A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Ids
-and keys represent calls, functions and results, so a check contains no user data.
-
-To limit the cost, a check covers only parts of long messages. For many calls to one library, a check covers the number
-of calls, the last call and a sample. For results, a check covers their number and the last result.
+A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. It
+contains ids and keys, and no user data. To limit the cost, it covers only parts of long messages: of many calls to one
+library, their number, the last one and a sample; of results, their number and the last one.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
 }  # fmt: skip
-"""By type of message to a pilot: the function that returns its decisions. `decision_checksum` covers calls to run."""
+"""`decision_checksum` covers calls to run."""
 
 
 def _order(order: BlockOrder) -> tuple[object, ...]:
@@ -83,7 +81,7 @@ NO_DECISIONS = frozenset(
 
 
 def decision_checksum(commands: Sequence[Command]) -> int:
-    """Return the checksum of the core's commands for one event; 0 if they contain no decision."""
+    """Return the checksum of the commands for one event; 0 without a decision."""
     said: list[object] = []
     for command in commands:
         if type(command) is ToPilot:

@@ -1,8 +1,7 @@
 """Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
 
-A lock in the session folder allows one factory and one seed. Both exit when the session ends, so they outlive a killed
-manager. The session's status reports a factory that has sent no hello message for `TOLD_S`. A factory that stays silent
-beyond its time limit is killed and started again.
+A lock in the session folder allows one of each. Both exit when the session ends, so they outlive a killed manager. A
+factory without a hello message is reported after `TOLD_S`, and killed and started again after its time limit.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """Return a site as the manager's source of blocks. `kept`: True if the session continues without programs."""
+    """`kept`: the session continues without programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
     if site.engine is Engine.TASKVINE:  # TaskVine's pool is one permanent pilot, which manages its own workers

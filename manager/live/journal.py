@@ -1,9 +1,9 @@
 """Write every event of a session to the journal on disk before any message that results from the event is sent.
 
 One `write(2)` writes the records of one turn of the manager's loop, so they survive if the process is killed. With
-`sync`, a thread also calls fdatasync, so they survive a crash of the host. A full or failing disk does not end the
-session: the file is truncated to its last whole record, later records stay in memory, and `flush` tries again. From
-checksums of the core's decisions (`decisions`), a replay of the journal detects different decisions.
+`sync`, a thread also calls fdatasync, so they survive a crash of the host. On a full or failing disk, the file is
+truncated to its last whole record, later records stay in memory, and `flush` tries again. Checksums of the core's
+decisions (`decisions`) let a replay detect different ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -50,10 +49,10 @@ log = logging.getLogger("stoker.manager")
 
 CHECKS = 64
 CHECKS_S = 0.2
-"""Decision checksums are written in the first turn of the loop after `CHECKS` decisions or `CHECKS_S` seconds."""
+"""Checksums are written after this many decisions or seconds."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
-"""Reason why a journal is not safely on disk although the disk reports no error."""
+"""The disk reports no error."""
 TELL_S = 3.0
 ENDING_S = 2.0
 """Seconds that an ending session waits until its journal is safely on disk."""
@@ -61,7 +60,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Synced(NamedTuple):
-    """Result of an fdatasync: the journal position that is now safe, the number of synced loop turns, and the error."""
+    """The journal position that is now safe, the number of synced loop turns, and the error."""
 
     position: int
     turns: int
@@ -87,7 +86,7 @@ class Syncing:
         self._asked.release()
 
     def done(self) -> Synced | None:
-        """Return the last sync's result, with 0 turns if it was returned before. Return None while a sync runs."""
+        """Return the last result, with 0 turns if it was returned before, or None while a sync runs."""
         if self._under_way:
             try:
                 os.eventfd_read(self.wake_fd)
@@ -122,7 +121,7 @@ class Syncing:
 
 
 class JournalEnd(NamedTuple):
-    """Position where a journal continues: the segment, the number of earlier events, and the undamaged bytes."""
+    """Where a journal continues, with the number of earlier events and the undamaged bytes."""
 
     head: SegmentHead
     events: int
@@ -130,11 +129,9 @@ class JournalEnd(NamedTuple):
 
 
 class Journal:
-    """The journal file of a session. `write` collects events, and `flush` writes them to disk.
-
-    Raises SessionError if another manager has the journal. `position` counts all journal bytes of this process,
-    `written` the bytes that survive its death, and `safe` the synced bytes (without `sync`, the written bytes).
-    """
+    """The journal of a session. Raises SessionError if another manager has it. `position` counts all journal bytes of
+    this process, `written` the bytes that survive its death, and `safe` the synced (without `sync`, the written)
+    bytes."""
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
         self.path = path
@@ -147,7 +144,7 @@ class Journal:
         self.head, self.events, self.size = end or find_end(path) or JournalEnd(new_head(), 0, 0)
         self._fd = _open_and_lock(path)
         self._unsynced: list[bytes] = []
-        """Data of each loop turn since the last sync. This data is written again if the next sync fails."""
+        """Data of each loop turn since the last sync, to write again if the next one fails."""
         os.ftruncate(self._fd, self.size)
         self._pending: list[bytes] = [] if self.size else [MAGIC, *encoded(0.0, self.head)]
         self._syncing = Syncing() if sync else None
@@ -191,7 +188,7 @@ class Journal:
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
-        """Write the collected events to disk. On failure set `trouble`; the next call of `flush` tries again."""
+        """Write the collected events. On failure set `trouble`; the next call tries again."""
         if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
             self._append_checks()
         if self.trouble:
@@ -254,9 +251,8 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a new segment of the journal. On OSError, the journal continues in the old segment. Raises SessionError
-        if another manager has the journal.
-        """
+        """Begin a new segment, or continue the old one after OSError. Raises SessionError if another manager has the
+        journal."""
         self._append_checks()
         if not self.settle():
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
@@ -298,20 +294,6 @@ class Journal:
             raise SessionError(f"the journal {self.path} cannot be written: {self.trouble or SLOW}; make room there")
 
 
-def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield a file's undamaged events, oldest first. Raises SessionError if the file is not a journal."""
-    for now, record in read_events_and_checks(path):
-        if not isinstance(record, Decided):
-            yield now, record
-
-
-def read_events_and_checks(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """Yield a journal file's events, and after them `Decided` records with the checksums of their decisions."""
-    for _, now, record in scan(path):
-        if not isinstance(record, Damage | SegmentHead):
-            yield now, record
-
-
 def find_end(path: Path) -> JournalEnd | None:
     head = read_segment_head(path) if path.exists() else None
     if head is None:
@@ -333,11 +315,11 @@ def _open_and_lock(path: Path) -> int:
 
 
 class JournalTrouble:
-    """Reports a journal that cannot be written: in `status`, in the log, and to connected programs."""
+    """Reports an unwritable journal in `status`, in the log, and to connected programs."""
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.text = ""
-        """Reason why the journal cannot be written, and a remedy; empty while the journal can be written."""
+        """Why the journal cannot be written, and a remedy."""
         self._journal = journal
         self._folder = folder
         self._since = 0.0
@@ -387,18 +369,16 @@ def explain_journal_trouble(journal: Journal, folder: Path) -> str:
 
 
 class HeldCommands:
-    """A queue of batches of commands. A batch is sent when its journal position is safe.
-
-    Calls for pilots need no sync, because pilots report their calls after a crash of this host. All messages to a pilot
-    keep their order, except acknowledgements.
-    """
+    """Batches of commands that wait until their journal positions are safe. Calls for pilots need no sync, because
+    pilots report their calls after a crash of this host. All messages to a pilot keep their order, except
+    acknowledgements."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._batches: deque[tuple[int, list[Command]]] = deque()
         self._ordered: Counter[PilotId] = Counter()
         self.ends_by = math.inf
-        """Time at which an ending session exits even if its journal cannot be written; infinity before the end."""
+        """When an ending session exits even with an unwritten journal."""
 
     def hold(self, commands: list[Command]) -> None:
         if commands:
@@ -419,7 +399,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """Return True if the oldest batch's journal events are safe, or an `ending` session has waited long enough."""
+        """True if the oldest batch is safe, or an `ending` session has waited long enough."""
         if not self._batches:
             return False
         if ending:

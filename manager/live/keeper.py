@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 
 class RestartProgress:
-    """Shows progress to the keeper: the manager touches a file when its first call ends."""
+    """The manager shows progress to the keeper: it touches a file when its first call ends."""
 
     def __init__(self, path: Path, *, done: int) -> None:
         self._path = path

@@ -2,7 +2,7 @@
 
 Locks and clocks are not reliable across hosts. So the holder replaces the file every few seconds, with a new counter.
 
-- On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder immediately.
+- On the holder's machine, its process id and start time show whether it is dead. A dead holder is replaced at once.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
   managers decide this together, both write and wait. The one whose token is then in the file wins.
 - After a freeze, a holder handles no frame until it has read its own token in the lease file.
@@ -59,8 +59,8 @@ class NoRoomError(SessionError):
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """The process that may run the session. `machine`: equal for processes that see each other's process ids.
-    `started`: ticks since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records."""
+    """The process that may run the session. `machine`: equal for processes that see each other's ids. `started`: ticks
+    since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records."""
 
     host: str
     machine: str
@@ -118,24 +118,22 @@ class Lease:
             there = read(self.path)
             if there is None or there.token != self.holder.token:
                 return
-            if over:
-                self._write_final_lease(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
-            else:
+            if not over:
                 self.path.unlink()
+                return
+            holder = msgspec.structs.replace(self.holder, over=over, unwritten=unwritten)
+            try:
+                os.close(_write(self.path, holder))
+            except OSError as error:
+                if error.errno not in _NO_NEW_FILE or self._file < 0:
+                    raise
+                self._write_in_place(holder)
         except (OSError, SessionError) as error:
             log.warning("the lease %s could not be released: %s", self.path, error)
         finally:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
-
-    def _write_final_lease(self, holder: LeaseHolder) -> None:
-        try:
-            os.close(_write(self.path, holder))
-        except OSError as error:
-            if error.errno not in _NO_NEW_FILE or self._file < 0:
-                raise
-            self._write_in_place(holder)
 
     def _renew(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
         while not self._stop.wait(self._renew_s):
@@ -153,7 +151,11 @@ class Lease:
 
     def _renew_once(self) -> LeaseHolder | None:
         try:
-            there = self._read()
+            try:
+                there = read(self.path)
+            except SessionError:  # the file is damaged, but no other manager wrote it
+                self._sure_at = _clock()
+                raise
             if there is not None and there.token != self.holder.token:
                 return there
             self._sure_at = _clock()
@@ -167,13 +169,6 @@ class Lease:
         self.renewed()
         return None
 
-    def _read(self) -> LeaseHolder | None:
-        try:
-            return read(self.path)
-        except SessionError:  # the file is damaged, but no other manager wrote it
-            self._sure_at = _clock()
-            raise
-
     def write(self) -> None:
         """Write the lease to a new file, and keep it open. Raises OSError."""
         fresh = _write(self.path, self.holder)
@@ -182,7 +177,7 @@ class Lease:
             os.close(before)
 
     def overwrite_dead_lease(self) -> bool:
-        """Overwrite the lease file of a dead holder, which works on a full disk. Return False on failure."""
+        """Overwrite the file of a dead holder, even on a full disk. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -238,7 +233,7 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Take a lease. Wait up to `patience_s` for a renewal by another machine, and up to `room_s` for disk space. Raises
+    """Take a lease. Wait up to `patience_s` for a renewal by another machine, and `room_s` for disk space. Raises
     SessionError if the session has a live manager or is over, NoRoomError if the disk stays full."""
     with _one_at_a_time(path):
         before = read(path)

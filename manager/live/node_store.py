@@ -56,9 +56,8 @@ class NodeStore:
         return self._file.write((_WRITE, [astuple(record)])) is not None
 
     def claim(self, record: NodeRecord, *, every_s: float, now: float) -> bool:
-        """Record a probe of an excluded node, in one transaction. Return False if another session probed the node
-        within `every_s` or allowed the node again.
-        """
+        """Record a probe of an excluded node. Return False if another session probed the node within `every_s` or
+        allowed it again."""
         row = astuple(replace(record, probed_at=now, at=now))
         changed = self._file.write((_CLAIM, [(*row, every_s)]))
         return changed is None or changed > 0
@@ -73,7 +72,7 @@ class NodeStore:
         return [record for record in found if record.heard_at >= since]
 
     def changed(self, now: float) -> list[NodeRecord]:
-        """Return all records if another process may have written since the last check, `LOOK_S` ago."""
+        """Return all records if another process may have written since the last check."""
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_S
@@ -88,17 +87,8 @@ class NodeStore:
 
 
 def clear(node: str) -> list[NodeRecord]:
-    """Allow blocks on a node again, in all sessions.
-
-    Args:
-        node: The node's name in its batch system.
-
-    Returns:
-        The node's earlier records, one per site that excluded it.
-
-    Raises:
-        StokerError: The node is not excluded, or its records cannot be read or written.
-    """
+    """Allow blocks on a node again, in all sessions. Return its earlier records, one per site that excluded it. Raises
+    StokerError if the node is not excluded, or its records cannot be read or written."""
     there = excluded_nodes()
     found = [record for record in there if record.node == node]
     if not found:

@@ -1,7 +1,7 @@
 """Track which peers send messages, are disconnected, or count as lost.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer must send a message before its time
-limit. After a restart of the manager, each peer in the journal must also send a message before its time limit.
+A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, and after a restart of the manager each
+peer in the journal, must send a message before its time limit.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def restart_silence_limits(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the limits of peers after a time in which no messages were read. `may_be_back`: also of disconnected
-        peers."""
+        """Restart the limits after a time without reading. `may_be_back`: also of disconnected peers."""
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():

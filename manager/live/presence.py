@@ -1,13 +1,11 @@
 """Check whether the manager of a session runs; maintain `session.json`, in which programs find the manager's address.
 
-An open port is no proof, because another program may use the port. So Stoker checks in this order:
+Another program may use the port, so Stoker checks in this order:
 
 - The lease: a session that is over has no manager.
-- The port: if the port accepts no connections, no manager can be reached.
-- The lease again: if its holder is on this machine, the holder's process must run and listen on that port. The process
-  may be busy or frozen.
-- For a manager on another machine, or without a readable lease, Stoker waits for a CURVE handshake, which needs the
-  session's secret key, or for a renewed lease.
+- The port: it must accept connections.
+- The lease again: a holder on this machine must run and listen on that port, but may be busy or frozen.
+- For a manager on another machine, or without a readable lease, a CURVE handshake or a renewed lease.
 
 A wrong negative result never starts a second manager, because a new manager waits for the lease.
 """

@@ -71,7 +71,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged part of a file. `cut`: a killed process wrote part of the last record."""
+    """`cut`: a killed process wrote part of the last record."""
 
     at: int
     length: int
@@ -134,7 +134,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
 
 
 def _looks_like_magic(first: bytes) -> bool:
-    """Return True for a damaged `MAGIC`, and for zeros, which are the content of an unwritten page."""
+    """True for a damaged `MAGIC`, and for zeros, the content of an unwritten page."""
     return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
@@ -237,7 +237,7 @@ def _files_beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Remove the oldest damaged and renamed files, except `needed` copies of segments that are still read."""
+    """Remove the oldest damaged and renamed files, except `needed` ones."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

@@ -57,7 +57,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def complete_story_from_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the history that the manager `told`, or for a forgotten call the history from the journal."""
+    """Return what the manager `told`, or the history of a forgotten call from the journal."""
     if told.found:
         return told
     try:
@@ -88,7 +88,7 @@ def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) 
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event about which a replay decides differently: its number from 0, and the replay's decision."""
+    """The first event with another decision in the replay."""
 
     event: int
     after_s: float
@@ -97,9 +97,8 @@ class FirstDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """Result of a replay. `checked`: number of events whose recorded decisions were confirmed. `since`: time before
-    which events are not in the journal (0 = all events are in it). `lost`: number of damaged parts.
-    """
+    """`checked`: number of confirmed decisions. `since`: time before which events are not in the journal (0 = none).
+    `lost`: number of damaged parts."""
 
     session: str
     events: int
@@ -118,10 +117,8 @@ class Replayed(msgspec.Struct, frozen=True):
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
-    """Replay a journal and compare its decisions. `tell` regularly gets the numbers of replayed events and seconds.
-
-    Raises SessionError if the journal is missing or empty, or if a policy raises an exception.
-    """
+    """Replay a journal and compare its decisions. `tell` gets numbers of events and seconds. Raises SessionError if the
+    journal is missing or empty, or if a policy raises an exception."""
     past = JournalPast(path, session, policies)
     events = restarts = lost = 0
     began = last = past.since

@@ -1,7 +1,7 @@
 """Restore a manager from its journal: load the newest snapshot and replay the later events, even if some are damaged.
 
-- If whole records follow a damaged record, only the event of the damaged record is lost. The core continues with a gap
-  (`RecordsLost`), and every peer reports its state again.
+- If whole records follow a damaged record, only its event is lost. The core continues with a gap (`RecordsLost`), and
+  every peer reports its state again.
 - If the beginning cannot be read, or another version of Stoker decided differently, the manager renames all files
   (`journal.aside-*`) and starts a new core with the call results that clients have not confirmed.
 """
@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of, sync_folder
 log = logging.getLogger("stoker.manager")
 
 MOST_CHECKS = 10_000
-"""Maximum number of decisions kept for comparison. One turn of the manager's loop makes fewer."""
+"""One turn of the manager's loop makes fewer decisions."""
 _NO_SNAPSHOT = "its snapshot is missing"
 
 
@@ -60,12 +60,10 @@ class EventFailed(Exception):
 
 
 class JournalPast:
-    """The newest readable snapshot of a journal, or its first segment, and the later records.
-
-    `since`: time of the snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes
-    so far. `is_comparable`: False from a damaged record until the restart of a manager that also lacked the damaged
-    events. `checked`, `difference`: number of equal decisions, and the first different one (`replay_and_compare`).
-    """
+    """The newest readable snapshot of a journal, or its first segment, and the later records. `since`: time of the
+    snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes so far.
+    `is_comparable`: False from a damaged record until the restart of a manager that also lacked the event. `checked`,
+    `difference`: number of equal decisions, and the first different one."""
 
     def __init__(
         self, journal: Path, session: str = "", policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
@@ -142,7 +140,7 @@ class JournalPast:
             self.handle(event, now)
 
     def replay_and_compare(self) -> Iterator[ReplayedEvent]:
-        """Handle and yield each event, and compare the decisions with those in the journal. Raises EventFailed."""
+        """Handle and yield each event, and compare the decisions. Raises EventFailed."""
         made: dict[int, ReplayedEvent] = {}
         for now, record in self.records():
             if isinstance(record, Decided):
@@ -172,7 +170,7 @@ class JournalPast:
             self.checked += mine is not None
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
-        """Yield the events since the snapshot, and the decision checksums. For damaged records yield `RecordsLost`."""
+        """Yield the events since the snapshot, with `RecordsLost` for damaged records, and the checksums."""
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
             raise SessionError(f"{self.journal} lacks the beginning of the session: {why}")
@@ -223,8 +221,8 @@ class JournalPast:
 
 
 class RestoredManager(msgspec.Struct):
-    """Result of `restore_manager`. `core`: None without a journal, or if the journal was renamed. `end`: where the
-    journal continues. `ends`: unconfirmed call results for a new core. `compact`: a snapshot should be written soon."""
+    """`core`: None without a journal, or if it was renamed. `end`: where the journal continues. `ends`: unconfirmed
+    call results for a new core. `compact`: a snapshot should be written soon."""
 
     core: Core | None = None
     end: JournalEnd | None = None

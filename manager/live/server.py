@@ -1,8 +1,8 @@
 """The manager's loop.
 
-One turn of the loop waits for a message or due work, reads every socket, passes each received frame to the core,
-writes the events to the journal with one write, and sends one frame to each peer. The core's commands wait until the
-events that caused them are safe in the journal (`HeldCommands`).
+One turn waits for a message or due work, reads every socket, passes each frame to the core, writes the events to the
+journal with one write, and sends one frame to each peer. The core's commands wait until the events that caused them are
+safe in the journal (`HeldCommands`).
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ class CoreFailedError(Exception):
 
 
 class ManagerServer:
-    """The server of a session. `sure`: waits until no other manager can run the session. `parent`: id of the process
-    that started this manager (0 = unknown).
-    """
+    """`sure`: waits until no other manager can run the session. `parent`: process that started this manager (0 =
+    unknown)."""
 
     def __init__(
         self,

@@ -2,9 +2,7 @@
 
 A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
 `provisioning=`. The result becomes the policy at each seam (dispatch, residency or provisioning) whose methods it has;
-default policies serve the other seams. A policy file in a package is imported as a module of the package.
-
-Restarted managers and replays use copies of the user's files.
+default policies serve the other seams. Restarted managers and replays use copies of the user's files.
 
     <session folder>/
         policies.json            the names, if not the defaults
@@ -86,7 +84,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
 
 
 def name_of_copy(name: str, *, alone: str) -> str:
-    """Return the name that `copy_policy` gives a policy. `alone`: folder for a file without a package."""
+    """Return the name that `copy_policy` gives. `alone`: folder for a file without a package."""
     file = policy_file(name)
     if not file:
         return name
@@ -164,15 +162,16 @@ def _imported_files_in_folder(folder: Path) -> Iterator[Path]:
 
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """Return a shipped policy, or import a custom policy and create it once as a check. `folder`: base of a custom
-    policy's path. `seam`: for which the policy is named. Raises ConfigError."""
+    """Return a shipped policy, or import a custom policy and create it once as a check. `folder`: base of its path.
+    Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     if own is None:
         return named(name)
     module = import_policy(name, folder=folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
-        here = ", ".join(_possible_policy_names(module)) or "none"
+        names = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        here = ", ".join(name for name in names if not name.startswith("_")) or "none"
         raise ConfigError(f"policy {name}: the module has no class or function {own['name']}; it has {here}")
 
     def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
@@ -181,23 +180,6 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     make()
     about = (inspect.getdoc(what) or "A custom policy.").partition("\n\n")[0]
     return Named(name, " ".join(about.split()), make)
-
-
-def _possible_policy_names(module: ModuleType) -> list[str]:
-    def is_policy(name: str, value: Any) -> bool:
-        if name[0] == "_" or getattr(value, "__module__", None) != module.__name__:
-            return False
-        return inspect.isclass(value) or (inspect.isfunction(value) and _needs_no_argument(value))
-
-    return [name for name, value in vars(module).items() if is_policy(name, value)]
-
-
-def _needs_no_argument(function: Callable[..., Any]) -> bool:
-    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(
-        each.name == "provisioning" or each.default is not each.empty or each.kind in free
-        for each in inspect.signature(function).parameters.values()
-    )
 
 
 def _policies(
@@ -315,7 +297,7 @@ def agreed(sites: Iterable[Site]) -> ChosenPolicies:
 
 
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Create the policies that the sites name. Raises ConfigError if the sites differ, or for an invalid policy."""
+    """Create the policies that the sites name. Raises ConfigError."""
     return _create_policies(agreed(sites), working_folder())
 
 

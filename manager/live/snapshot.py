@@ -48,7 +48,7 @@ _ABSENT = "stoker: this field was never set"
 _AT_ONCE = 500
 
 Layout = dict[str, list[str]]
-"""The fields of each class, in the order in which they are written. "*" means the object's `__dict__`."""
+"""The fields of each class, in their order. "*" means `__dict__`."""
 
 # ---- pickles
 
@@ -62,7 +62,7 @@ class Unreadable(StokerError):
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object and the objects it references. `modules`: custom policy modules. Raises Unsaveable, OSError."""
+    """Write an object graph. `modules`: of custom policies. Raises Unsaveable, OSError."""
     pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
@@ -229,7 +229,7 @@ _MAGIC = b"stoker snapshot 1\n"
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
-    """Head of a snapshot. `segment`: journal segment after the snapshot. `at`: time of the last event."""
+    """`segment`: journal segment after the snapshot. `at`: time of the last event."""
 
     session: str
     stoker: str
@@ -239,7 +239,7 @@ class SnapshotHead(msgspec.Struct, frozen=True):
 
 
 class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
-    """Call results that a client has not confirmed. `first`: number of results that the client has confirmed."""
+    """`first`: number of results that the client has confirmed."""
 
     client: ClientId
     number: int

@@ -48,7 +48,7 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken_error(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """Return the error. A restarted manager keeps its range, because compute nodes may reach no other ports."""
+    """A restarted manager keeps its range, because compute nodes may reach no other ports."""
     names = list(_sessions_using_ports(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
     text = f"the manager cannot listen on {interface}: ports {ports[0]}-{ports[1]} are all taken{by}"
@@ -169,9 +169,8 @@ class ManagerSockets:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`. Return the names of peers whose connection broke, to be handled before
-        `frames`, which may contain a frame of a peer that reconnected.
-        """
+        """Wait for messages or `timeout_ms`. Return peers whose connection broke, to be handled before `frames`, which
+        may come from a new connection."""
         broken = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if broken else timeout_ms))
@@ -268,7 +267,7 @@ class EventReader:
         self._told_at = now
 
     def decode_peer_frame(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """Return the event in a frame, or None if it is refused. `user`: the owner of the sender's key."""
+        """Return the event, or None for a refused frame. `user`: the owner of the sender's key."""
         role = user.role
         try:
             name = text_of(name_of(peer))

@@ -114,7 +114,7 @@ def test_lookup_scores_each_prompt_once_and_at_most_its_limit(count, k, limit, s
         return [losses[text] for text in texts]
 
     found = look_up(layers, score, limit=limit)
-    assert len(asked) == len(set(asked)) == found.scores == sum(found.steps)
+    assert len(asked) == len(set(asked)) == found.scores
     assert found.scores <= max(limit or default_score_limit(layers), len(layers.clusters))
     assert {layers.candidates[members[0]].text for members in layers.clusters} <= set(asked)
     assert found.loss == min(losses[text] for text in asked if not math.isnan(losses[text]))

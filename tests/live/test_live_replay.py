@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import journal_files
 import pytest
 from live.peers import Manager, Peer, Peers, pilot_hello, session_folder, until, welcomed
 
@@ -14,6 +15,7 @@ from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, 
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, decision_checksum
+from stoker.manager.live.records import Decided
 from stoker.manager.live.replay import Replayed, find_journal_and_session, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.protocol import to_client, to_pilot, wire
@@ -163,7 +165,7 @@ def test_restarted_manager_continues_to_record_decision_checks(
 
 
 def checks_in(path: Path) -> dict[int, int]:
-    records = (record for _, record in journal.read_events_and_checks(path) if isinstance(record, journal.Decided))
+    records = (record for _, record in journal_files.read_events_and_checks(path) if isinstance(record, Decided))
     return dict(pair for record in records for pair in record.numbered())
 
 
@@ -182,7 +184,7 @@ def test_replay_error_shows_the_lines_of_a_policy_that_raises(lived: SessionFold
     assert rest[-1] == "ZeroDivisionError: nothing to divide by"
     assert not any("/core/" in line for line in rest)
 
-    events = list(journal.read(lived.journal))  # the event that killed the manager is the last event of the journal
+    events = list(journal_files.read(lived.journal))  # the last event killed the manager
     lived.journal.unlink()
     again = journal.Journal(lived.journal)
     for now, event in events[: caught.value.facts["event"] + 1]:

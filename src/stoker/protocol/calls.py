@@ -29,9 +29,9 @@ WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: maximum length.
-    `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: additional device seconds, divided
-    among a gang's devices. `kind`: group of calls that end after a similar fraction of their items."""
+    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `fixed_s`: before the first item,
+    on any number of devices. `shared_s`: additional device seconds, divided among a gang's devices. `kind`: group of
+    calls that end after a similar fraction of their items."""
 
     items: int = 1
     input_length: int = 0
@@ -47,9 +47,9 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The timing objectives of a call in seconds (0: none). `deadline_at`: in the manager's clock (`Submit.due_in_s`).
-    `drop_late`: drop a call that will miss its deadline, instead of running it when devices are free. The time to first
-    token is the larger of `ttft_s` and `ttft_per_token_s` times the input tokens, and at most `ttft_most_s`."""
+    """Timing objectives in seconds (0: none). `deadline_at`: in the manager's clock. `drop_late`: drop a call that will
+    miss its deadline. The time to first token is the larger of `ttft_s` and `ttft_per_token_s` times the input tokens,
+    and at most `ttft_most_s`."""
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
@@ -66,11 +66,10 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
-    """The options that all calls of a submission share. `variants`: other contexts that can run the call, best first.
-    `gang`: minimum and maximum number of libraries. `limit_s`: maximum run time without waits for the client (0: no
-    limit). `stream`: send each piece of the result at once. `folder`: the user's folder for the run (empty: the
-    program's folder `home`, or a private folder if the pilot does not see `home`). `batch`: maximum items per call of
-    `stoker.map` (0: one per call)."""
+    """Options of all calls of a submission. `variants`: other contexts that can run them, best first. `gang`: minimum
+    and maximum number of libraries. `limit_s`: run time without waits for the client (0: no limit). `stream`: send each
+    piece of the result at once. `folder`: for the run (empty: the program's folder `home`, or a private folder if the
+    pilot does not see `home`). `batch`: maximum items per call of `stoker.map` (0: one per call)."""
 
     priority: int = 0
     objective: Objective = Objective()
@@ -138,9 +137,9 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal`: signal that ended the process, or 0. `log`: log of the library. `printed`:
-    output of the call. `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices.
-    `retry_after_s`: when a retry of a dropped call may succeed (0: unknown)."""
+    """Evidence of a failure. `signal`: that ended the process, or 0. `log`: of the library. `printed`: by the call.
+    `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices. `retry_after_s`: when a
+    retry of a dropped call may succeed (0: unknown)."""
 
     kind: FailureKind
     message: str
@@ -166,8 +165,8 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a call. The client receives exactly one for each accepted call. `payload`: the pickled result, or
-    without `ok` the pickled exception of the function, if it raised one. `run_s`: seconds in the function. `pieces`:
-    number of acknowledged pieces. `raised`: summary of the exception, with its lines in the user's code."""
+    without `ok` the pickled exception, if the function raised one. `pieces`: number of acknowledged pieces. `raised`:
+    summary of the exception, with its lines in the user's code."""
 
     call: CallId
     ok: bool
@@ -221,8 +220,8 @@ class ListedState(enum.Enum):
 
 class ListedCall(msgspec.Struct, frozen=True):
     """A call in `stoker calls`. `where`: `pilot/library` of each running call or gang member. `ahead`: calls that the
-    library runs first. `error`: its first line. `due_in_s`: seconds until the deadline (negative: missed; None: no
-    deadline). `ends_in_s`: seconds until the expected end (None: unknown)."""
+    library runs first. `due_in_s`: until the deadline (negative: missed; None: no deadline). `ends_in_s`: None if
+    unknown."""
 
     call: str
     function: str
@@ -241,8 +240,8 @@ class ListedCall(msgspec.Struct, frozen=True):
 
 class FailureGroup(msgspec.Struct, frozen=True):
     """Calls of one function with the same failure. `error`: class of the exception, or how the call ended. `place`:
-    innermost line of the user's code, `FILE:LINE in NAME`. `example`: newest of these calls, with its `message`.
-    `first_s`, `last_s`: seconds since the first and last failure."""
+    innermost line of the user's code. `example`: newest of these calls, with its `message`. `first_s`, `last_s`: since
+    the first and last failure."""
 
     function: str
     error: str

@@ -42,9 +42,7 @@ from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_whole
 
 IDENTITY_MARK = b"~"
-"""Separator in the identity `name~secret` with which a pilot connects to the manager. Only a peer that knows the
-secret can replace the pilot's connection.
-"""
+"""Separator in the identity `name~secret` of a pilot's connection. Only a peer that knows the secret can replace it."""
 _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
@@ -244,9 +242,8 @@ Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source code around a function or a loader. `text`: its digest. `function`: dotted name. `file`: empty for a
-    notebook or an interactive prompt. `folder`: folder of the program, with readable modules. `arguments`: arguments of
-    a loader that are strings, numbers, booleans or None."""
+    """The source code around a function or a loader. `text`: its digest. `file`: empty for a notebook or a prompt.
+    `folder`: of the program, with readable modules. `arguments`: of a loader."""
 
     text: str
     function: str
@@ -280,10 +277,9 @@ SILENT_AFTER_S = 15.0
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """Measurements of one model that a gateway serves. `key`, `recipe`: key and name of the model's context (empty: its
-    folder has not been read). `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent
-    streams. `met`: share of these streams that met their objectives (None: none). `refused`: requests that were refused
-    because their answers would have been late."""
+    """Measurements of a model. `key`, `recipe`: key and name of its context (empty: its folder has not been read).
+    `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent streams. `met`: share of
+    them that met their objectives (None: none). `refused`: requests that would have been late."""
 
     name: str
     key: str = ""

@@ -74,8 +74,8 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 
 class KindSpeed(msgspec.Struct, frozen=True):
-    """The speed of a device kind for a context, relative to the fastest kind. `calls`: calls that ended on this kind in
-    the session. `measured`: False if the speed is from earlier sessions."""
+    """The speed of a device kind for a context, relative to the fastest. `calls`: that ended on it in the session.
+    `measured`: False if from earlier sessions."""
 
     kind: str
     speed: float
@@ -91,10 +91,9 @@ class KindSpeed(msgspec.Struct, frozen=True):
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """A context, with its libraries, loads and calls. `ended`: calls that ended in any way. `served`: calls that
-    libraries completed (a gang's call counts once per library). `arguments`: of the loader, as text. `speeds`: known
-    speeds of slower device kinds. `wake_s`: seconds of the last wake (0: none). `refused_offers`: calls that pilots
-    refused, by value of `RefusalCase`."""
+    """A context, with its libraries, loads and calls. `ended`: in any way. `served`: calls that libraries completed (a
+    gang's once per library). `arguments`: of the loader, as text. `speeds`: of slower device kinds. `wake_s`: of the
+    last wake (0: none). `refused_offers`: by value of `RefusalCase`."""
 
     key: str
     name: str
@@ -149,13 +148,12 @@ JOURNAL = "journal"
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """The state of the whole session. Rates are calls per second over the last 30 s. `left_s`: seconds until all open
-    calls are done, from the start of the first pilot (0: no open call, or unknown). `pilot_in_s`: seconds until the
-    expected start of a pilot. `emptied_blocks`: blocks of a program that have lost all pilots. `gone_pilots`: ended
-    pilots, including `lost_pilots`. `losses`: lost pilots by reason. `jobs`: blocks that have not ended.
-    `ended_blocks`: numbers by kind of end. `trouble`: faults of batch systems, of connections between pilots (key
-    `peers`), and of the journal (key `journal`), which delays calls and results. `failure_groups`: the largest groups.
-    `longest`: calls that have run longest. `slowest`: calls with a result that ran longest."""
+    """The state of the whole session. Rates are calls per second over the last 30 s. `left_s`: until all open calls are
+    done, from the start of the first pilot (0: unknown). `pilot_in_s`: until the expected start of a pilot.
+    `emptied_blocks`: blocks of a program that have lost all pilots. `gone_pilots` includes `lost_pilots`. `losses`:
+    lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: by kind of end. `trouble`: faults of
+    batch systems, of connections between pilots (key `peers`), and of the journal (key `journal`), which delays calls
+    and results. `longest`: calls that have run longest. `slowest`: the same of calls with a result."""
 
     session: str
     uptime_s: float
@@ -204,9 +202,9 @@ class MapStatus(msgspec.Struct, frozen=True):
 
 
 class StoryFacts(msgspec.Struct, frozen=True):
-    """Why a call, pilot, library or context is in its state. The last fields are for calls. `payload`: pickled
-    arguments, if small. `arguments`: arguments as text. `runs_in`: its libraries. `runs_from`: byte offset of the
-    call's output in the library's log (-1: the library writes output only when calls end)."""
+    """Why a call, pilot, library or context is in its state. For calls: `payload`: pickled arguments, if small.
+    `arguments`: as text. `runs_in`: its libraries. `runs_from`: byte offset of its output in the library's log (-1:
+    written when calls end)."""
 
     subject: str
     found: bool

@@ -14,8 +14,8 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Loaded(Message, frozen=True, tag="loaded"):
-    """The library has loaded its context. Bytes are 0 if not measured. `start_s`: seconds from the order to the start
-    of the load (None: the pilot measures). `slots`, `cache`, `sleeps`: see `to_manager.LibraryReady`."""
+    """The library has loaded its context. Bytes are 0 if not measured. `start_s`: from the order to the start of the
+    load (None: the pilot measures). `slots`, `cache`, `sleeps`: see `to_manager.LibraryReady`."""
 
     load_s: float
     resident_bytes: int
@@ -51,8 +51,8 @@ class Reports(Message, frozen=True, tag="reports"):
 
 
 class Yielded(Message, frozen=True, tag="yielded", gc=False):
-    """Pickled pieces of the result of a running call, numbered from 0 within one `run` of the call. `waits`: the call
-    waits until all pieces are acknowledged. In this case `items` may be empty."""
+    """Pickled pieces of the result of a running call, numbered from 0 within one `run`. `waits`: the call waits until
+    all pieces are acknowledged."""
 
     call: CallId
     run: int
@@ -79,8 +79,8 @@ class Resized(Message, frozen=True, tag="resized"):
 
 
 class Slept(Message, frozen=True, tag="slept"):
-    """The context sleeps. `resident_bytes`: host memory of the process. `more_bytes`: its growth through the sleep.
-    `device_bytes`: memory that PyTorch still uses on the fullest device."""
+    """`resident_bytes`: host memory of the process. `more_bytes`: its growth through the sleep. `device_bytes`: memory
+    that PyTorch still uses on the fullest device."""
 
     resident_bytes: int
     more_bytes: int = 0

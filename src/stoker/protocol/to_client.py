@@ -66,8 +66,8 @@ class Ack(Message, frozen=True, tag="ack"):
 
 
 class KnownBlocks(Message, frozen=True, tag="known-blocks"):
-    """All blocks that have not ended, for a new factory. The factory submits blocks without a job, and cancels jobs of
-    the session that belong to none of these blocks."""
+    """All blocks that have not ended, for a new factory, which submits those without a job, and cancels other jobs of
+    the session."""
 
     blocks: tuple[KnownBlock, ...]
 
@@ -96,8 +96,8 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 
 class Calls(Message, frozen=True, tag="calls"):
-    """The calls that have run longest, the next waiting calls, the last failed calls, and the numbers of all such
-    calls. `groups`: all failures by kind."""
+    """Calls that have run longest, wait next, or failed last, and the numbers of all. `groups`: all failures by
+    kind."""
 
     session: str
     running: int

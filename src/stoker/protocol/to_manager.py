@@ -27,8 +27,8 @@ from stoker.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryI
 
 class ClientHello(Message, frozen=True, tag="client-hello"):
     """A client joins or reconnects. An `observer` submits no calls. The `factory` submits and cancels blocks.
-    `received`: number of results received. `acknowledged`: last of the client's frames that the manager has
-    acknowledged. `number`: the client's number from an earlier welcome, or -1."""
+    `received`: number of results. `acknowledged`: last acknowledged frame of the client. `number`: from an earlier
+    welcome, or -1."""
 
     protocol: int
     session: str
@@ -64,8 +64,8 @@ class DefineFunction(Message, frozen=True, tag="function"):
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """Calls of one function with one context, in the order in which they should run. `due_in_s`: seconds until their
-    deadline (negative: it has passed; None: the deadline in `options`, if any)."""
+    """Calls of one function with one context, in their order. `due_in_s`: seconds until their deadline (negative:
+    missed; None: as in `options`)."""
 
     function: FunctionKey
     recipe: RecipeKey
@@ -75,8 +75,8 @@ class Submit(Message, frozen=True, tag="submit"):
 
 
 class MapReport(Message, frozen=True, tag="map"):
-    """The progress of a `stoker.map` in items. `total`: -1 if unknown. `done`: items with a result. `kept`: items with
-    a result of an earlier run. `unsent`: calls that the client will still submit (-1: unknown)."""
+    """The progress of a `stoker.map` in items. `total`: -1 if unknown. `kept`: results of earlier runs. `unsent`: calls
+    that the client will still submit (-1: unknown)."""
 
     map: int
     name: str
@@ -96,16 +96,16 @@ class Cancel(Message, frozen=True, tag="cancel"):
 
 
 class Received(Message, frozen=True, tag="received"):
-    """The client has received its first `total` results, so the manager may delete them. When no open call needs the
-    functions in `unused`, the manager may delete these too."""
+    """The manager may delete the client's first `total` results, and the functions in `unused` when no open call needs
+    them."""
 
     total: int
     unused: tuple[FunctionKey, ...] = ()
 
 
 class PiecesTaken(Message, frozen=True, tag="pieces-taken"):
-    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: request the later
-    pieces again. This message has no frame number and is not in the journal."""
+    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: request later
+    pieces again. Without a frame number, and not in the journal."""
 
     call: CallId
     run: int
@@ -131,8 +131,8 @@ class AskCalls(Message, frozen=True, tag="ask-calls"):
 
 
 class WantPilots(Message, frozen=True, tag="want-pilots"):
-    """The states of the blocks of a client's Parsl provider, sent after each change. `ended`: blocks whose pilots never
-    reconnect. `most_pilots`: 0 for no maximum."""
+    """The states of the blocks of a client's Parsl provider. `ended`: blocks whose pilots never reconnect.
+    `most_pilots`: 0 for no maximum."""
 
     blocks: dict[str, str]
     ended: tuple[str, ...] = ()
@@ -155,10 +155,9 @@ class EndSession(Message, frozen=True, tag="end-session"):
 
 
 class BlockUpdate(Message, frozen=True, tag="block-news"):
-    """The new state of a block in its batch system. `expected_in_s`: seconds until the expected start of its job (0:
-    unknown). `loss`: why the job ended while it ran. `source`: for a manager that lost the end of its journal, and thus
-    the block. `cause`, `advice`, `holds`: cause, remedy and number of the job's holds. `no_node`: no allowed node
-    exists."""
+    """The state of a block in its batch system. `expected_in_s`: until the expected start of its job (0: unknown).
+    `loss`: why the job ended while it ran. `source`: for a manager that lost the block with the end of its journal.
+    `cause`, `advice`, `holds`: cause, remedy and number of the job's holds. `no_node`: no allowed node exists."""
 
     block: BlockId
     phase: BlockPhase
@@ -184,10 +183,10 @@ class SourceTrouble(Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """A device of a pilot. `kind`: for example `cpu` or `NVIDIA A10`. `processes`: maximum number of processes (0: any
-    number). `process_bytes`: memory overhead per process. `fault`: why nothing may be loaded. `spare`: CPU cores that
-    the GPUs do not need, for contexts that name their kind in `kinds`. `island`: number of a group of devices with a
-    fast link: NVLink, or else the same NUMA node (0: unknown)."""
+    """A device of a pilot. `kind`: for example `cpu` or `NVIDIA A10`. `processes`: maximum number (0: any).
+    `process_bytes`: memory overhead per process. `fault`: why nothing may be loaded. `spare`: CPU cores that the GPUs
+    do not need, for contexts that name their kind. `island`: group of devices with NVLink, or else of a NUMA node (0:
+    unknown)."""
 
     device: DeviceId
     kind: str
@@ -205,10 +204,10 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: reserved memory per device.
-    `memory_bytes`, `device_bytes`: measured memory on host and device. `slots`: 0 if unknown, or as in the recipe.
-    `sleeps`: it can sleep. `asleep`: it sleeps, or was ordered to. `awake_bytes`: reservation per device before the
-    sleep. `host_bytes`: reserved host memory of a sleeping context."""
+    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: per device. `memory_bytes`,
+    `device_bytes`: measured on host and device. `slots`: 0 if unknown, or as in the recipe. `asleep`: it sleeps, or was
+    ordered to. `awake_bytes`: reservation per device before the sleep. `host_bytes`: reserved for a sleeping
+    context."""
 
     library: LibraryId
     recipe: RecipeKey
@@ -227,13 +226,11 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 
 
 class PilotHello(Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or reconnects and reports its state. `number`: number of this hello among the pilot's hellos.
-    `ends_in_s`: walltime left (0: no limit). `peer`: `host:port` at which the pilot serves objects. `cache`: equal for
-    pilots that share a cache. `acknowledged`: last of the pilot's frames that the manager has acknowledged. `troubles`:
-    faults of the job's devices. `lacks`: why the pilot cannot load contexts. `node`: the node's name in the batch
-    system. `sleeper_bytes`: host memory for GPU contexts that sleep.
-
-    A manager that lost the end of its journal needs `recipes`, `faults` and `last_library`, the highest library number
+    """A pilot joins, or reconnects and reports its state. `number`: of this hello. `ends_in_s`: walltime left (0: no
+    limit). `peer`: `host:port` at which it serves objects. `cache`: equal for pilots that share a cache.
+    `acknowledged`: last acknowledged frame of the pilot. `troubles`: faults of the job's devices. `lacks`: why it
+    cannot load contexts. `node`: its name in the batch system. `sleeper_bytes`: host memory for GPU contexts that
+    sleep. A manager that lost the end of its journal needs `recipes`, `faults` and `last_library`, the highest number
     that the pilot received."""
 
     protocol: int
@@ -277,8 +274,8 @@ class LibraryUpdate(Message, frozen=True, tag="library-news"):
 
 
 class LibraryReady(Message, frozen=True, tag="library-ready"):
-    """A library has loaded its context. `slots`: 0 for the number in the recipe. `cache`: memory of a language model by
-    number of cached tokens. `sleeps`: the context can sleep."""
+    """A library has loaded its context. `slots`: 0 as in the recipe. `cache`: memory of a language model. `sleeps`: it
+    can sleep."""
 
     library: LibraryId
     start_s: float
@@ -311,9 +308,9 @@ class LibraryAwake(Message, frozen=True, tag="awake"):
 
 
 class LibraryGone(Message, frozen=True, tag="library-gone"):
-    """A library has retired, stopped, failed to load, or died. `running`, `unstarted`: its calls. `failure`: None if
-    the manager ordered the end. `loading`: the library was never ready. `cache_lacks_bytes`: bytes that other libraries
-    would have to release in the pilot's cache, so that the objects of this library fit."""
+    """A library has retired, stopped, failed to load, or died, with its calls. `failure`: None if the manager ordered
+    the end. `loading`: it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in the
+    pilot's cache."""
 
     library: LibraryId
     failure: Failure | None = None
@@ -329,10 +326,9 @@ class CallsEnded(Message, frozen=True, tag="ended", gc=False):
 
 
 class CallsReturned(Message, frozen=True, tag="returned"):
-    """A library returns unstarted calls as ordered, or a pilot refuses calls. `refused`: reason for the refusal.
-    `need_function`: the pilot lacks the function. `required_bytes`: reservation per device with which the library could
-    accept the call. `over_s`: seconds by which a decode step of each engine on the device would exceed the time per
-    output token. `case`: why the pilot refused an offered call."""
+    """A library returns unstarted calls as ordered, or a pilot refuses calls (`refused`: why). `need_function`: the
+    pilot lacks the function. `required_bytes`: reservation per device that would suffice. `over_s`: excess of a decode
+    step of each engine on the device over the time per output token. `case`: why an offer was refused."""
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -358,8 +354,8 @@ class CallsProgress(Message, frozen=True, tag="progress"):
 
 
 class CallYielded(Message, frozen=True, tag="yielded", gc=False):
-    """Pieces of the result of a running call (`to_agent.Yielded`). The pilot keeps the pieces until they are
-    acknowledged, and resends them after each welcome. This message has no frame number and is not in the journal."""
+    """Pieces of the result of a running call (`to_agent.Yielded`), without a frame number and not in the journal. The
+    pilot keeps them until they are acknowledged, and resends them after each welcome."""
 
     library: LibraryId
     call: CallId
@@ -385,8 +381,7 @@ class GangMeets(Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(Message, frozen=True, tag="resized"):
-    """The new memory reservation of a library per device. `measured`: the pilot measured it without an order.
-    `ordered_bytes`: reservation in the manager's order (-1: unknown)."""
+    """The new reservation of a library per device. `measured`: without an order. `ordered_bytes`: -1 if unknown."""
 
     library: LibraryId
     device_memory_bytes: int

@@ -11,9 +11,8 @@ from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotI
 
 
 class PilotWelcome(Message, frozen=True, tag="welcome"):
-    """The manager accepts the pilot, and will end libraries and calls that it does not want. `again`: messages of the
-    pilot were lost, so the pilot repeats what is not in its hello. `hello`: number of the answered hello (0: unknown).
-    """
+    """The manager accepts the pilot. `again`: messages were lost, so the pilot repeats what is not in its hello.
+    `hello`: number of the answered hello (0: unknown)."""
 
     session: str
     heartbeat_s: float
@@ -35,10 +34,9 @@ class PilotRefused(Message, frozen=True, tag="refused"):
 
 
 class StartLibrary(Message, frozen=True, tag="start-library"):
-    """Start a library of `recipe` on `devices`. `memory_bytes`: limit on host memory. `device_memory_bytes`:
-    reservation per device (0: no limit). `snapshots`: the context's snapshots, by format. `snapshot_wait_s`: maximum
-    wait for them. `planned`: objects that the pilot probably lacks, for which `FetchObject` follows. `steps`: known
-    step times of the inference engine on these devices."""
+    """Start a library. `memory_bytes`: limit on host memory. `device_memory_bytes`: reservation per device (0: no
+    limit). `snapshots`: by format. `snapshot_wait_s`: maximum wait for them. `planned`: objects that the pilot probably
+    lacks, for which `FetchObject` follows. `steps`: known step times of the engine on these devices."""
 
     library: LibraryId
     recipe: Recipe
@@ -74,10 +72,10 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
 
 class RunCalls(Message, frozen=True, tag="run", gc=False):
-    """Calls of one function for one library, in order. `offer`: the library may refuse the calls. `reserve_bytes`: new
-    reservation of the library for an offered call. `waited_s`: seconds that an offered call has waited, without the
-    load of its library; its token deadlines are earlier by this time. `preempts`: libraries on the same devices that
-    the manager ends if the pilot accepts the offer."""
+    """Calls of one function for one library, in order. `offer`: the library may refuse. `reserve_bytes`: its new
+    reservation for an offered call. `waited_s`: that an offered call has waited without the load of its library; its
+    token deadlines are earlier by this time. `preempts`: libraries on the same devices that end if the pilot
+    accepts."""
 
     library: LibraryId
     function: FunctionKey
@@ -143,8 +141,8 @@ class ResizeLibrary(Message, frozen=True, tag="resize"):
 
 class SleepLibrary(Message, frozen=True, tag="sleep"):
     """Put a library without calls to sleep. The pilot answers with LibraryAsleep, LibraryAwake (refused) or
-    LibraryGone, also to a repeated order. `device_memory_bytes`: memory that the library keeps on each device.
-    `host_bytes`: host memory of the sleeping context."""
+    LibraryGone, also to a repeated order. `device_memory_bytes`: kept on each device. `host_bytes`: of the sleeping
+    context."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -166,9 +164,8 @@ class ServingPeer(msgspec.Struct, frozen=True):
 
 
 class FetchObject(Message, frozen=True, tag="fetch"):
-    """The current sources of an object to fetch (none: it is unavailable). `origin`: read it from its origin, as the
-    only pilot. `manifest`: digests of its parts, sent once. `keep`: fetch an object that this pilot does not need,
-    because the only pilot with the object exits."""
+    """The sources of an object to fetch (none: it is unavailable). `origin`: read it from its origin, as the only
+    pilot. `manifest`: digests of its parts, sent once. `keep`: fetch it because the only pilot with it exits."""
 
     object: ObjectRef
     peers: tuple[ServingPeer, ...] = ()
@@ -184,8 +181,8 @@ class Ack(Message, frozen=True, tag="ack"):
 
 
 class Exit(Message, frozen=True, tag="exit"):
-    """Exit. `drain`: first finish running calls, and return all other calls. `hand_on_s`: maximum seconds to stay while
-    other pilots fetch objects that only this pilot has. A second Exit without `hand_on_s` ends this wait."""
+    """`drain`: first finish running calls, and return the others. `hand_on_s`: maximum stay while other pilots fetch
+    objects that only this pilot has. A second Exit without it ends this wait."""
 
     reason: str
     drain: bool = False

@@ -1,16 +1,13 @@
 """Encode and decode frames of messages. Invalid data raises ProtocolError and changes nothing.
 
-A frame is a MessagePack array `[sequence, [message, ...]]`. The sequence number of an unnumbered frame is 0.
+A frame is a MessagePack array `[sequence, [message, ...]]`, with 0 for an unnumbered frame. Every protocol version has
+the same frame shape, hello and refusal, so that peers of two versions get a clear error. A hello is the first message
+of its frame: a map with `protocol` and `session`. The refusal is a map with a `reason`.
 
-Every protocol version has the same frame shape, hello and refusal, so that peers of two versions get a clear error. A
-hello is the first message of its frame: a map with `protocol` and `session`. The refusal is a map with a `reason`.
-
-Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and
-resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops frames that it has handled, and frames
-that skip a number, because the sender resends these after the next hello.
-
-A manager that lost the end of its journal lacks frames that it had acknowledged. It continues from the number in the
-sender's hello (`Inbox.skip_to`), and requests the content of the lost frames again.
+Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps and resends frames until they are
+acknowledged. The receiver (`Inbox`) drops frames that it has handled, and frames that skip a number, because the sender
+resends these after the next hello. A manager that lost the end of its journal lacks frames that it had acknowledged. It
+continues from the number in the sender's hello (`Inbox.skip_to`), and requests their content again.
 """
 
 from __future__ import annotations

@@ -49,9 +49,8 @@ _LOOKUP_LIMIT_S = 6 * 3600.0
 
 
 def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, the same on every rank. All ranks must call this function. `known`: prompt of an
-    earlier attempt. The `note` of the result says why the bank was unusable.
-    """
+    """Return the initial prompt, on all ranks. `known`: of an earlier attempt. The `note` of the result says why the
+    bank was unusable."""
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
     score = None

@@ -2,8 +2,8 @@
 
 The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank writes an identifier of its
 job, so that two gangs at one address get an error instead of wrong sums. The ranks then form a process group of
-torch.distributed, with Gloo on CPUs or NCCL on GPUs. It is not the default process group, because calls in two slots of
-a library must not share a group. Sums are 64-bit numbers. Every rank receives identical bits.
+torch.distributed (Gloo on CPUs, NCCL on GPUs), but not the default one, which calls in two slots of a library would
+share. Sums are 64-bit numbers. Every rank receives identical bits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Exchange:
             raise self._failed(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
 
     def part(self) -> None:
-        """Announce that this rank is done. Rank 0 waits up to 5 s for the other ranks."""
+        """Announce the end. Rank 0 waits up to 5 s for the other ranks."""
         if self.size == 1:
             return
         try:
@@ -110,14 +110,10 @@ def meet(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """Open the exchange of a gang while the block runs.
-
-    `rendezvous`: `host:port` on the machine of rank 0. `job`: text that must be equal on all ranks. `device`: PyTorch
-    name of this rank's device. `limit_s`: maximum seconds to wait for other ranks, also in each exchange. `listener`:
-    listening socket of rank 0 at the rendezvous, which this function closes. `key`: common secret of the ranks
-    (`stoker.gang().key`). Raises ConfigError for an impossible rank or address, ExchangeError if other ranks do not
-    join or have another job.
-    """
+    """Open the exchange of a gang while the block runs. `rendezvous`: `host:port` of rank 0. `job`: must be equal on
+    all ranks. `device`: PyTorch's name. `limit_s`: maximum wait for other ranks. `listener`: of rank 0, closed here.
+    `key`: common secret. Raises ConfigError for an impossible rank or address, ExchangeError if other ranks do not join
+    or have another job."""
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
     if size == 1:

@@ -1,10 +1,8 @@
 """The key-value store that connects the ranks of a gang. Rank 0 serves the store to ranks that know the gang's key.
 
-torch.distributed's own store answers any stranger who reaches its port. In this store, both sides of a connection first
-prove that they know the key (`pilot.transfer.wire`). Every message header has a MAC and the digest of the value that
-follows. Values are not encrypted.
-
-Gloo and NCCL find their ranks through this store. The connections of Gloo and NCCL check no key (docs/security.md).
+torch.distributed's own store answers any stranger who reaches its port. Here both sides of a connection first prove
+that they know the key (`pilot.transfer.wire`), and messages have a MAC. Values are not encrypted. Gloo and NCCL find
+their ranks through this store; their own connections check no key (docs/security.md).
 """
 
 from __future__ import annotations
@@ -75,9 +73,8 @@ class Values:
 
 
 class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped for mypy
-    """The `torch.distributed.Store` of one rank. `ask`: carries out an operation on the values of rank 0. Thread-safe.
-    Blocking methods raise StoreError after `limit_s` seconds.
-    """
+    """The `torch.distributed.Store` of one rank. `ask`: carries out an operation on rank 0. Blocking methods raise
+    StoreError after `limit_s` seconds."""
 
     def __init__(
         self, ask: Callable[[dict[str, Any], bytes], Answer], *, limit_s: float, close: Callable[[], None]

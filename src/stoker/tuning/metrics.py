@@ -30,8 +30,7 @@ _SPLIT = (
 
 class MetricSums(msgspec.Struct, frozen=True):
     """Sums over samples. `matches`, `grams`: numbers of matching and of all generated n-grams of one to four words.
-    `written`, `wanted`: numbers of words in the generated texts and in the targets.
-    """
+    `written`, `wanted`: words in generated texts and targets."""
 
     samples: float = 0.0
     tokens: float = 0.0

@@ -1,11 +1,9 @@
 """Measure where the time of a job is spent, estimate the time left, and limit the time of a bank lookup.
 
-PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. We add the
-longest evaluation for each remaining evaluation. The first iteration after a start is ignored, because it includes
-one-time work. Only recent iterations count.
-
-PromptTuner §4.4.3 limits a lookup to 20 % of a job's SLO. The time that the job has waited is not subtracted from the
-SLO. A measured `ScoringPace` is valid only for the same kind of device and the same `virtual_tokens`.
+PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration`. We add the longest evaluation for
+each remaining evaluation. The first iteration after a start is ignored, because it includes one-time work. Only recent
+iterations count. §4.4.3 limits a lookup to 20 % of a job's SLO, without the time that the job has waited. A measured
+`ScoringPace` is valid only for the same kind of device and the same `virtual_tokens`.
 """
 
 from __future__ import annotations

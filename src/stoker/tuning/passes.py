@@ -96,7 +96,7 @@ def attach_soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt
 
 
 def nearest_tokens(model: Any, vectors: torch.Tensor) -> list[int]:
-    """Return, for each vector, the token whose embedding has the smallest angle to the vector."""
+    """Return the token with the smallest angle to each vector."""
     table = model.get_input_embeddings().weight.detach().float()
     table = table / table.norm(dim=1, keepdim=True).clamp_min(1e-12)
     found: list[int] = (vectors.detach().to(table.device).float() @ table.T).argmax(dim=1).tolist()
@@ -126,7 +126,7 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
 def measure(
     soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
 ) -> MetricSums:
-    """Measure loss and accuracy of `rows`. If the metric is ROUGE-L or BLEU, measure these as well."""
+    """Measure loss, accuracy, and if wanted ROUGE-L or BLEU."""
     found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
@@ -138,7 +138,7 @@ def measure(
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """Generate text greedily after the prompt and each source, up to twice the tokens of the longest target."""
+    """Generate text greedily, up to twice the tokens of the longest target."""
     device = soft.device
     width = max(len(row.source) for row in rows)
     pad = [width - len(row.source) for row in rows]

@@ -122,9 +122,8 @@ class TunableModel(Protocol):
 
 
 class TuningProgress(msgspec.Struct, frozen=True):
-    """The progress of a job. `loss`: mean loss per target token of the batch. `metric`: value at the last evaluation.
-    `left_s`: upper bound of the seconds left. `checkpoint`: new checkpoint of rank 0, if any.
-    """
+    """`loss`: mean loss per target token of the batch. `metric`: value at the last evaluation. `left_s`: upper bound.
+    `checkpoint`: new checkpoint of rank 0, if any."""
 
     iteration: int
     iterations: int
@@ -151,13 +150,10 @@ def tune(
     report: Report | None = None,
     limit_s: float = 120.0,
 ) -> Tuned:
-    """Run a job as one rank. The model is unchanged afterwards.
-
-    `rendezvous`: `host:port` on the machine of rank 0. `start`: a checkpoint from a report. `limit_s`: maximum seconds
-    to wait for other ranks. Raises ConfigError for a job without a prompt, with too few or too long samples, with an
-    unreachable target, or with the checkpoint of another job. Raises ExchangeError if a rank does not join or is lost,
-    and Evicted with a checkpoint if `report` raises Evicted.
-    """
+    """Run a job as one rank. The model is unchanged afterwards. `rendezvous`: `host:port` of rank 0. `start`: a
+    checkpoint. `limit_s`: maximum wait for other ranks. Raises ConfigError for a job without a prompt, with too few or
+    too long samples, an unreachable target, or the checkpoint of another job; ExchangeError if a rank is missing;
+    Evicted with a checkpoint if `report` raises it."""
     clock = PartClock()
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
@@ -181,9 +177,7 @@ def tune_with_exchange(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """Run a job with ranks that are connected. Add the seconds of its parts to `clock`. Before the first iteration,
-    call `begun` with the number of iterations of earlier runs.
-    """
+    """Run a job with connected ranks. `clock` counts its parts. `begun` gets the number of earlier iterations first."""
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)

@@ -1,13 +1,11 @@
 """Build a bank on first use, and score prompts. To build a bank, compute the features of its prompts and cluster them.
 
-The folder `readings` stores each feature. A build after a killed build, or with other settings, reuses the features.
-
 The feature of a prompt (§4.3.1, "activation features") is the mean of the last hidden states over its first 64 tokens.
-The paper names no layer. We use the last layer, because only this layer decides the score. We use the mean, because the
-last token of a prompt is often punctuation.
+The paper names no layer; only the last layer decides the score. The last token alone is often punctuation. The folder
+`readings` stores features, for later builds.
 
 The score of a prompt is the loss with which tuning would start, on the same tokens. Equation 1 is a mean over samples,
-but tuning uses a mean over target tokens. The two means are equal for targets of equal length.
+and tuning uses a mean over target tokens, which is equal for targets of equal length.
 """
 
 from __future__ import annotations
@@ -122,11 +120,8 @@ def ensure_bank(
     again: bool = False,
     progress: Progress | None = None,
 ) -> BankStore:
-    """Return the bank in `folder`. Build the bank if it is missing or damaged, or if `again` is True.
-
-    A new bank contains `candidates` and the prompts in `readings`. Only one process at a time builds the bank. Raises
-    StokerError if the folder is for another model, and the ValueError of `layers.build`.
-    """
+    """Return the bank in `folder`. If it is missing or damaged, or `again`, build it from `candidates` and `readings`,
+    in one process at a time. Raises StokerError for another model, and the ValueError of `layers.build`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
         return bank
@@ -154,9 +149,8 @@ def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
 def insert_or_store_prompt(
     folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader
 ) -> Insertion | None:
-    """Insert a prompt into the bank in `folder`. Without an intact bank, store the prompt for the next build and return
-    None. Raises the errors of `insert`.
-    """
+    """Insert a prompt into the bank in `folder`, or without an intact bank store it for the next build and return None.
+    Raises the errors of `insert`."""
     folder.mkdir(parents=True, exist_ok=True)
     bank = _whole(folder, model=model, reading=reading)
     if bank is not None:
@@ -219,12 +213,9 @@ def scorer(
     seen: Callable[[int], None] | None = None,
 ) -> Score:
     """Return a function that computes equation 1: the mean loss of the targets of `samples` after prompt and input.
-
-    The function cuts each prompt to `tokens`. If `virtual_tokens` is given, the function instead repeats or cuts each
-    prompt to this length. The loss is NaN if tuning would refuse the prompt. `batch_size`: prompts per batch. `seen`:
-    function that receives the number of prompts that were just scored. Raises ValueError for samples that the model
-    cannot read.
-    """
+    Prompts are cut to `tokens`, or repeated or cut to `virtual_tokens`. The loss is NaN if tuning would refuse the
+    prompt. `batch_size`: prompts per batch. `seen` receives the numbers of scored prompts. Raises ValueError for
+    unreadable samples."""
     from stoker.contexts.reading import mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
@@ -248,9 +239,7 @@ def scorer(
 
 
 def evaluation_samples(samples: Sequence[tuple[str, str]], *, count: int = 16, seed: int = 0) -> list[tuple[str, str]]:
-    """Return at most `count` random samples (§4.3.2), without repetition and in their order. Equal seeds give equal
-    samples.
-    """
+    """Return at most `count` random samples (§4.3.2) in their order. Equal seeds give equal samples."""
     draw = Stream(seed, "evaluation samples")
     order = sorted(range(len(samples)), key=draw.uniform)[:count]
     return [samples[place] for place in sorted(order)]

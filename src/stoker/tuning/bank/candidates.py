@@ -53,13 +53,8 @@ def read_candidates(path: Path) -> list[Candidate]:
     """
     found: dict[Key, Candidate] = {}
     for row in read_rows(path):
-        one = Candidate(
-            text=text_field(row, "text", file=path).strip(),
-            source=str(row.fields.get("source") or ""),
-            name=str(row.fields.get("name") or ""),
-            licence=str(row.fields.get("licence") or ""),
-            task=str(row.fields.get("task") or ""),
-        )
+        origin = {name: str(row.fields.get(name) or "") for name in ("source", "name", "licence", "task")}
+        one = Candidate(text_field(row, "text", file=path).strip(), **origin)  # type: ignore[arg-type]
         found.setdefault(one.key, one)
     if not found:
         raise ConfigError(f"{path}: has no prompts", file=str(path))

@@ -54,10 +54,8 @@ def cosine_distances(one: Array, other: Array) -> Array:
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`.
-
-    `distances` `[n, n]` must be symmetric. Raises ValueError if k or n is 0.
-    """
+    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`, for symmetric
+    `distances` `[n, n]`. Raises ValueError if k or n is 0."""
     n = len(distances)
     if k < 1 or n == 0:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
@@ -87,7 +85,7 @@ def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
 
 
 def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
-    """Replace medoids by other points until a whole pass over all points finds no lower cost."""
+    """Replace medoids until a pass over all points finds no lower cost."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _nearest_two_medoids(distances, own)
     since, point = 0, 0
@@ -153,7 +151,7 @@ LARGEST_GROUP = 32
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """A group of candidates: the representative, then the other members by distance to the representative."""
+    """The representative, then the others by distance to it."""
 
     members: tuple[Key, ...]
 
@@ -177,8 +175,8 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """The candidates of a bank in clusters, with their features scaled to length 1 (`vectors`). The first member of a
-    cluster is the representative."""
+    """The candidates of a bank in clusters, each with its representative first, and their features scaled to length
+    1."""
 
     def __init__(
         self,

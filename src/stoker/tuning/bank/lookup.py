@@ -33,16 +33,10 @@ class LookupResult(msgspec.Struct, frozen=True):
     loss: float
     losses: dict[Key, float]
     """`inf` if scoring was impossible."""
-    steps: tuple[int, ...]
-    """Number of candidates in each scored batch."""
 
     @property
     def scores(self) -> int:
         return len(self.losses)
-
-    def best(self, count: int) -> list[Key]:
-        """Return the `count` candidates with the lowest loss, best first."""
-        return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
 
 def default_score_limit(layers: Layers) -> int:
@@ -52,11 +46,8 @@ def default_score_limit(layers: Layers) -> int:
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate with the lowest loss among at most `limit` scored candidates (0: `default_score_limit`).
-
-    All representatives are scored, even if their number exceeds `limit`. Raises StokerError if the number of losses is
-    wrong, or if no loss is finite.
-    """
+    """Return the candidate with the lowest loss among at most `limit` scored ones (0: `default_score_limit`), but score
+    all representatives. Raises StokerError if the number of losses is wrong, or no loss is finite."""
     search = _Search(layers, score, limit=max(limit or default_score_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
     while search.waiting and search.remaining:
@@ -84,7 +75,6 @@ class _Search:
         self._limit = limit
         self.losses: dict[Key, float] = {}
         self.waiting: list[tuple[float, int, int, CandidateGroup]] = []
-        self._steps: list[int] = []
         self._turns = itertools.count()
 
     @property
@@ -112,7 +102,6 @@ class _Search:
             raise StokerError(
                 f"the scorer returned {len(losses)} losses for {len(fresh)} prompts; it must return one loss per prompt"
             )
-        self._steps.append(len(fresh))
         for key, loss in zip(fresh, losses, strict=True):
             self.losses[key] = math.inf if math.isnan(loss) else float(loss)
 
@@ -126,5 +115,4 @@ class _Search:
             candidate=self._layers.candidates[best],
             loss=self.losses[best],
             losses=self.losses,
-            steps=tuple(self._steps),
         )

@@ -146,8 +146,7 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """Open a bank. Raises StokerError if the bank is missing or damaged (facts `missing`, `damaged`), or if its model
-    or `reading` is different."""
+    """Open a bank. Raises StokerError if it is missing or damaged (facts), or of another model or `reading`."""
     return BankStore(folder, model=model, reading=reading).refresh()
 
 
