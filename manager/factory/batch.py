@@ -21,7 +21,7 @@ JOBS_LEFT = "jobs-left"
 
 
 class BatchTrouble(StokerError):
-    """The batch system does not answer, or temporarily accepts no jobs."""
+    """The batch system does not answer, or accepts no jobs at the moment."""
 
 
 class Unanswered(BatchTrouble):

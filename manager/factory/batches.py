@@ -1,7 +1,4 @@
-"""The batch system of a site.
-
-Slow modules (Parsl for Kubernetes, `environment.carrying`) are imported only if needed.
-"""
+"""The batch system of a site. Slow modules are imported only if needed."""
 
 from __future__ import annotations
 

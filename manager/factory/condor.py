@@ -1,6 +1,6 @@
 """The factory's interface to HTCondor's own commands.
 
-Parsl's CondorProvider does not support holds, walltimes or GPUs. `condor_q -json` lists the session's jobs, and
+`condor_q -json` lists the session's jobs, and
 `condor_history` jobs that have left the queue. `condor_submit` only warns about an unknown setting, so the reason of a
 waiting job repeats the warning. If a job matches no slot, `condor_q -better-analyze` runs every 5 minutes.
 """
@@ -152,22 +152,19 @@ class CondorBatch:
 
     def _ends_from_history(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
         ends = dict.fromkeys(jobs, _GONE_FROM_QUEUE)
-        for job, ad in self._history(jobs).items():
-            self._warned.pop(job, None)
-            self._ran.discard(job)
-            end = condor_ads.ended(ad, memory_bytes=self._site.provider.memory_bytes)
-            ends[job] = self._add_reason_details(end, ad)
-        return ends
-
-    def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
-        ads: dict[str, Ad] = {}
         for some in _in_chunks(jobs) if self._has_history else ():
             try:
-                ads |= self._read_ads(["condor_history", *_JSON, "-limit", str(len(some)), *some])
+                ads = self._read_ads(["condor_history", *_JSON, "-limit", str(len(some)), *some])
             except BatchTrouble as error:
                 self._has_history = False
                 log.warning("the ends of jobs are unknown from now on: %s", error)
-        return ads
+                break
+            for job, ad in ads.items():
+                self._warned.pop(job, None)
+                self._ran.discard(job)
+                end = condor_ads.ended(ad, memory_bytes=self._site.provider.memory_bytes)
+                ends[job] = self._add_reason_details(end, ad)
+        return ends
 
     def _read_ads(self, words: list[str]) -> dict[str, Ad]:
         said = self._commands.run(words)

@@ -135,7 +135,6 @@ class AdvisorLink:
         self._unwatch = unwatch
         self._waiting: dict[About, _Question] = {}
         self._sent: dict[About, _Question] = {}
-        self._slow_sent = 0
         self._paces = 0
         self._heard_at = 0.0
         """When the advisor started, answered, or received the first of several questions."""
@@ -211,7 +210,6 @@ class AdvisorLink:
         question = self._sent.pop(answer.about, None)
         if question is None:
             return
-        self._slow_sent -= question.is_slow
         self._paces -= isinstance(answer.about, OfPace)
         self._heard_at, self._one_at_a_time = now, False
         self._pause.reset()
@@ -246,10 +244,11 @@ class AdvisorLink:
         if not self._waiting or self._channel is None:
             return
         most = 1 if self._one_at_a_time else _MOST_SENT
+        slow = sum(question.is_slow for question in self._sent.values())
         for about, question in list(self._waiting.items()):
             if len(self._sent) >= most:
                 return
-            if question.is_slow and self._slow_sent >= _MOST_SLOW_SENT:
+            if question.is_slow and slow >= _MOST_SLOW_SENT:
                 continue
             try:
                 self._channel.send(question.data)
@@ -259,7 +258,7 @@ class AdvisorLink:
                 self._heard_at = now
             del self._waiting[about]
             self._sent[about] = question
-            self._slow_sent += question.is_slow
+            slow += question.is_slow
             question.tries += 1
 
     def _handle_advisor_exit(self, now: float) -> None:
@@ -269,7 +268,7 @@ class AdvisorLink:
         dropped = [about for about in self._sent if about not in again]
         self._paces -= sum(isinstance(about, OfPace) for about in dropped)
         self._one_at_a_time = bool(self._sent)
-        self._sent, self._slow_sent = {}, 0
+        self._sent = {}
         self._waiting = again | self._waiting
         self._start_at = max(self._start_at, now)
         how = f" ({code})" if code is not None else ""

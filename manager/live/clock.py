@@ -44,7 +44,6 @@ class Clock:
                 file.chmod(0o600)
 
     def now(self) -> float:
-        """Return seconds since the epoch."""
         return self._ahead_s + time.monotonic()
 
 

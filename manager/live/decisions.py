@@ -24,7 +24,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _Brief = Callable[[Any], tuple[object, ...]]
 _SAMPLED_CALLS = 8
 
-TO_PILOT: dict[type, _Brief] = {
+
+def _order(order: BlockOrder) -> tuple[object, ...]:
+    place = order.allowed
+    return order.block, order.source, *(() if place == ANYWHERE else (place.exclude, place.only))
+
+
+BRIEFS: dict[type, _Brief] = {
     to_pilot.StartLibrary: lambda m: (
         m.library, m.recipe.key, m.devices, m.memory_bytes, m.device_memory_bytes,
         [(form, ref.name) for form, ref in m.snapshots.items()], m.snapshot_wait_s,
@@ -42,16 +48,6 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.PilotRefused: lambda _: ("refused",),
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
-}  # fmt: skip
-"""`decision_checksum` covers calls to run."""
-
-
-def _order(order: BlockOrder) -> tuple[object, ...]:
-    place = order.allowed
-    return order.block, order.source, *(() if place == ANYWHERE else (place.exclude, place.only))
-
-
-TO_CLIENT: dict[type, _Brief] = {
     to_client.Rejected: lambda m: ("rejected", m.calls),
     to_client.SubmitBlocks: lambda m: ("submit", [_order(order) for order in m.orders]),
     to_client.CancelBlocks: lambda m: ("cancel", m.blocks),
@@ -60,24 +56,13 @@ TO_CLIENT: dict[type, _Brief] = {
     to_client.ClientWelcome: lambda m: ("welcome", m.number),
     to_client.ClientRefused: lambda _: ("refused",),
     to_client.SessionOver: lambda _: ("over",),
-}
-
-OF_SHELL: dict[type, _Brief] = {
     events.SetTimer: lambda c: (c.at, c.key),
     events.AskAdvice: lambda c: ("advice", c.about),
     events.ClaimProbe: lambda c: ("claim", c.record.source, c.record.node),
     events.DiscardObject: lambda c: ("discard", c.path),
     events.EndManager: lambda _: ("end",),
-}
-
-NO_DECISIONS = frozenset(
-    {
-        to_pilot.Ack, to_client.Ack, to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls,
-        to_client.Pieces, to_pilot.AckPieces,
-        events.RecordLoad, events.RecordRuns, events.RecordPace, events.RecordSpeed, events.RecordSteps,
-        events.RecordWait, events.RecordStay, events.RecordPilots, events.RecordNode,
-    }
-)  # fmt: skip
+}  # fmt: skip
+"""What a check contains of a message or command. `decision_checksum` covers RunCalls and Results."""
 
 
 def decision_checksum(commands: Sequence[Command]) -> int:
@@ -94,15 +79,15 @@ def decision_checksum(commands: Sequence[Command]) -> int:
                 if message.function_blob is not None or message.gang is not None or message.offer:
                     gang = message.gang and (message.gang.rank, message.gang.size)
                     said.append((message.function_blob is not None, gang, message.offer))
-            elif (brief := TO_PILOT.get(type(message))) is not None:
+            elif (brief := BRIEFS.get(type(message))) is not None:
                 said.append((command.pilot, brief(message)))
         elif type(command) is ToClient:
             answer = command.message
             if type(answer) is Results:
                 ends = answer.ends
                 said += command.client, answer.first, len(ends), ends[-1].call, ends[-1].ok
-            elif (brief := TO_CLIENT.get(type(answer))) is not None:
+            elif (brief := BRIEFS.get(type(answer))) is not None:
                 said.append((command.client, brief(answer)))
-        elif (brief := OF_SHELL.get(type(command))) is not None:
+        elif (brief := BRIEFS.get(type(command))) is not None:
             said.append(brief(command))
     return crc32(_encode(said)) if said else 0

@@ -5,6 +5,7 @@ If the file is unreadable, a session excludes only the nodes that fail during it
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -26,17 +27,16 @@ CREATE TABLE IF NOT EXISTS nodes (
 ) WITHOUT ROWID;
 """
 _SHAPE = f"SELECT {_COLUMNS} FROM nodes LIMIT 1"
-_WRITE = f"""
+_INSERT = f"""
 INSERT INTO nodes ({_COLUMNS}) VALUES ({", ".join("?" * len(NodeRecord.__struct_fields__))})
 ON CONFLICT (source, node) DO UPDATE SET
-    {", ".join(f"{name} = excluded.{name}" for name in NodeRecord.__struct_fields__[2:])}
+"""
+_WRITE = f"""
+{_INSERT} {", ".join(f"{name} = excluded.{name}" for name in NodeRecord.__struct_fields__[2:])}
 WHERE excluded.at >= nodes.at
 """
-
-
 _CLAIM = f"""
-INSERT INTO nodes ({_COLUMNS}) VALUES ({", ".join("?" * len(NodeRecord.__struct_fields__))})
-ON CONFLICT (source, node) DO UPDATE SET probed_at = excluded.probed_at, at = excluded.at
+{_INSERT} probed_at = excluded.probed_at, at = excluded.at
 WHERE nodes.excluded AND max(nodes.since, nodes.probed_at) + ? <= excluded.probed_at
 """
 
@@ -94,14 +94,11 @@ def clear(node: str) -> list[NodeRecord]:
     if not found:
         names = ", ".join(dict.fromkeys(record.node for record in there))
         raise StokerError(f"node {node} is not excluded; {f'excluded nodes: {names}' if names else 'no node is'}")
-    store = NodeStore()
-    try:
+    with contextlib.closing(NodeStore()) as store:
         for record in found:
             now = max(time.time(), record.at + 0.001)
             if not store.record(replace(record, excluded=False, why="cleared by hand", at=now, heard_at=now)):
                 raise StokerError(f"node {node} is still excluded: {_file()} cannot be written; make room there")
-    finally:
-        store.close()
     return found
 
 
@@ -109,13 +106,10 @@ def excluded_nodes() -> list[NodeRecord]:
     """Return the excluded nodes of all sites. Raises StokerError if the file is unreadable."""
     if not _file().exists():
         return []
-    store = NodeStore()
-    try:
+    with contextlib.closing(NodeStore()) as store:
         if not store.is_open:
             raise StokerError(f"{_file()} cannot be read: no session knows which nodes are excluded; move it away")
         return [record for record in store.records() if record.excluded]
-    finally:
-        store.close()
 
 
 def _file() -> Path:

@@ -61,8 +61,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
 
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
     """First record of a segment. `number`: from 1. `first`: number of its first event. `mark`: random text, which its
-    snapshot also contains. `stoker`: version that began the segment.
-    """
+    snapshot also contains. `stoker`: version that began the segment."""
 
     number: int
     first: int
@@ -106,7 +105,9 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             if _OTHER_MAGIC.match(magic):
                 raise SessionError(f"{path} is not a journal of this version")
             whole = _next_intact_record_offset(path, 0)
-            if whole is None and not _looks_like_magic(magic):
+            # The first line may be damaged, or zeros, the content of an unwritten page.
+            is_first_line = not any(magic) or sum(map(operator.eq, magic, MAGIC)) > len(MAGIC) // 2
+            if whole is None and not is_first_line:
                 raise SessionError(f"{path} is not a journal")
             at = size if whole is None else whole
             file.seek(at)
@@ -131,11 +132,6 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
                 found = Damage(at, end - at, cut=cut, why="its checksum is wrong")
             yield end, now, found
             at = end
-
-
-def _looks_like_magic(first: bytes) -> bool:
-    """True for a damaged `MAGIC`, and for zeros, the content of an unwritten page."""
-    return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
 def _next_intact_record_offset(path: Path, start: int) -> int | None:

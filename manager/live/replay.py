@@ -26,7 +26,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live.decisions import NO_DECISIONS
+from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.restore import EventFailed, JournalPast
 from stoker.manager.live.session_policies import policies_of
 from stoker.protocol import to_client
@@ -78,7 +78,8 @@ def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedSta
 
 def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
     past = JournalPast(folder.journal, folder.read().session, policies_of(folder), watch=watch)
-    past.replay()
+    for now, event in past.events():
+        past.handle(event, now)
     if past.core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
     return past.core, past.since
@@ -143,7 +144,7 @@ def verify(
         raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
     found = None
     if (mine := past.difference) is not None:
-        decides = _shortened([_command(each) for each in mine.commands if _is_decision(each)]) or ("nothing",)
+        decides = _shortened([_command(each) for each in mine.commands if decision_checksum([each])]) or ("nothing",)
         found = FirstDifference(mine.number, mine.now - began, _shortened(_event(mine.event)), decides)
     return Replayed(session, events, past.checked, restarts, last - began, found, past.since, lost)
 
@@ -162,11 +163,6 @@ def find_journal_and_session(path: Path) -> tuple[Path, str]:
             if isinstance(hello, ClientHello | PilotHello):
                 return path, hello.session
     raise SessionError(f"the journal {path} does not name its session: no program or pilot has connected in it")
-
-
-def _is_decision(command: Command) -> bool:
-    said = command.message if isinstance(command, ToPilot | ToClient) else command
-    return type(said) not in NO_DECISIONS
 
 
 def _command(command: Command) -> str:

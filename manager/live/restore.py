@@ -75,7 +75,7 @@ class JournalPast:
         self.unreadable: dict[Path, str] = {}
         self.certain = snapshot.CertainFacts()
         self.snapshot_bytes = 0
-        self.damage: list[tuple[Path, Damage]] = []
+        self.damage: list[tuple[Segment, Damage]] = []
         self.head: SegmentHead | None = None
         self.whole = 0
         self.bytes_read = 0
@@ -97,9 +97,6 @@ class JournalPast:
     @property
     def first_segment_number(self) -> int:
         return self._segments[0].head.number if self._segments else 1
-
-    def segment_number_of_file(self, path: Path) -> int:
-        return next((each.head.number for each in self._segments if each.path == path), 0)
 
     def _begin(self, modules: frozenset[str]) -> None:
         for number, path in records.list_snapshots(self.journal):
@@ -134,10 +131,6 @@ class JournalPast:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         return self.get_or_create_core(now).handle(event, now)
-
-    def replay(self) -> None:
-        for now, event in self.events():
-            self.handle(event, now)
 
     def replay_and_compare(self) -> Iterator[ReplayedEvent]:
         """Handle and yield each event, and compare the decisions. Raises EventFailed."""
@@ -196,7 +189,7 @@ class JournalPast:
             self.next_event = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
-                self.damage.append((segment.path, record))
+                self.damage.append((segment, record))
                 if record.cut and last:
                     return
                 yield now, self._event(RecordsLost(record.length, record.why))
@@ -285,12 +278,12 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
 def _keep_damaged(past: JournalPast) -> list[str]:
     """Keep copies of damaged files, and continue in a new segment. Return notices for users."""
     notices, copies = [], set[Path]()
-    for path, damage in past.damage:
+    for segment, damage in past.damage:
+        path = segment.path
         if damage.cut:
             log.info("%s: the last %d bytes are an incomplete record", path, damage.length)
             continue
-        number = past.segment_number_of_file(path)
-        kept = past.journal.with_name(f"{past.journal.name}.damaged-{number:06d}-{damage.at}")
+        kept = past.journal.with_name(f"{past.journal.name}.damaged-{segment.head.number:06d}-{damage.at}")
         copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
@@ -298,7 +291,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
             ending = f"could not be kept: {why}" if why else f"is kept as {kept.name}"
             notices.append(f"{text}; the damaged file {ending}")
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
-    if past.head is not None and any(path == past.journal and not damage.cut for path, damage in past.damage):
+    if past.head is not None and any(each.path == past.journal and not damage.cut for each, damage in past.damage):
         os.truncate(past.journal, past.whole)
         past.journal.rename(records.numbered_segment_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)

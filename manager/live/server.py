@@ -129,6 +129,7 @@ class ManagerServer:
             self._peers.expect_first_client(now)
         for text in back.notices:
             self._handle_event(events.Noticed(text), now, first)
+        self._read_node_records(now, first)  # before the first blocks are requested
         self._flush_journal_and_execute(first)
         address_file = SessionFile(
             session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
@@ -136,9 +137,6 @@ class ManagerServer:
         )  # fmt: skip
         self.address = SessionAddress(folder, address_file, before=before)
         log.info("session %s listens on %s", session, self.sockets.address)
-        about_nodes: list[Command] = []
-        self._read_node_records(now, about_nodes)  # before the first blocks are requested
-        self._flush_journal_and_execute(about_nodes)
         self._define_session()
 
     def run(self) -> str:

@@ -14,7 +14,7 @@ from stoker.manager.core import events as core_events
 from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, ToPilot
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
-from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, decision_checksum
+from stoker.manager.live.decisions import BRIEFS, decision_checksum
 from stoker.manager.live.records import Decided
 from stoker.manager.live.replay import Replayed, find_journal_and_session, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
@@ -31,7 +31,10 @@ def members(union: object) -> set[type]:
 
 
 def test_every_command_type_is_listed_as_a_decision_or_not() -> None:
-    known = {to_pilot.RunCalls, to_client.Results, *TO_PILOT, *TO_CLIENT, *OF_SHELL, *NO_DECISIONS}
+    records = core_events.Record.__args__
+    answers = {to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls, to_client.Pieces}
+    no_decisions = {to_pilot.Ack, to_client.Ack, to_pilot.AckPieces, *answers, *records}
+    known = {to_pilot.RunCalls, to_client.Results, *BRIEFS, *no_decisions}
     every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(core_events.Command) - {ToPilot, ToClient}
     assert known == every
 

@@ -223,9 +223,8 @@ def find_session(name: str = "") -> SessionFolder:
     if named is not None:
         return named
     links = sorted((state_folder() / "sessions").glob("*"), key=modification_time)
-    links = [
-        x for x in links if is_session_folder(x) and x.name.startswith(name) and not x.name.startswith(".")
-    ]  # a draft
+    # A name with a leading dot is a draft.
+    links = [x for x in links if x.name.startswith(name) and not x.name.startswith(".") and is_session_folder(x)]
     if not links:
         what = f"no session {name!r}" if name else "no session"
         raise SessionError(f"{what} on this machine; `stoker.load()` in a program or `stoker run APP` starts one")
@@ -312,26 +311,13 @@ class GatewayNote(msgspec.Struct, frozen=True):
     workers: WorkerFacts | None = None
 
     def silent_s(self, now: float) -> float:
-        """Return the age of the note in seconds; 0 if the note is recent.
-
-        Args:
-            now: Seconds since the epoch.
-        """
+        """Return the age of the note, or 0 if the note is recent."""
         age = now - self.at
         return age if age > SILENT_AFTER_S else 0.0
 
 
 def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
-    """Write a gateway's note atomically.
-
-    Args:
-        session: The session's folder.
-        name: The gateway's name.
-        note: The note.
-
-    Raises:
-        OSError: The note cannot be written.
-    """
+    """Write a note atomically. Raises OSError."""
     file = _gateway_note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     with draft_of(file) as draft:
@@ -339,12 +325,6 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
-    """Remove a gateway's note.
-
-    Args:
-        session: The session's folder.
-        name: The gateway's name.
-    """
     with suppress(OSError):
         _gateway_note_file(session, name).unlink()
 

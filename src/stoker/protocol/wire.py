@@ -29,7 +29,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """Messages with the number of their frame (0: unnumbered)."""
+    """Messages. `sequence`: number of the frame (0: unnumbered)."""
 
     sequence: int
     messages: list[M]
@@ -116,7 +116,6 @@ class Outbox:
             unacked.popleft()
 
     def unacked(self) -> list[bytes]:
-        """Return the frames to resend, oldest first."""
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:

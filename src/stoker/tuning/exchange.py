@@ -160,7 +160,13 @@ def _store(
     try:
         if rank == 0:
             return gang_store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
-        return _connect_with_retries(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
+        while True:
+            try:
+                return gang_store.reach(join_address(host, port), key=key, limit_s=limit_s)
+            except PeerError:
+                if time.monotonic() + _AGAIN_S >= ends_at:
+                    raise
+                time.sleep(_AGAIN_S)
     except (OSError, PeerError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
         do = "give a free port of this machine" if rank == 0 else "is rank 0 running, and is the address right?"
@@ -175,16 +181,6 @@ def _listen(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     return socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both)
-
-
-def _connect_with_retries(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:
-    while True:
-        try:
-            return gang_store.reach(address, key=key, limit_s=limit_s)
-        except PeerError:
-            if time.monotonic() + _AGAIN_S >= ends_at:
-                raise
-            time.sleep(_AGAIN_S)
 
 
 def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:

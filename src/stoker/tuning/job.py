@@ -225,7 +225,7 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
 
 
 def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
-    """Parse a job. `file`: name for error messages. `folder`: folder for relative paths. Raises ConfigError."""
+    """Parse a job. `folder`: of relative paths. Raises ConfigError."""
     said = parse_toml(text, file=file)
     try:
         job: Job = msgspec.convert(said, type=Job, dec_hook=read_unit)

@@ -236,13 +236,8 @@ class Layers:
         if insertion.removed is not None:
             self._remove(insertion.removed)
 
-    def remove_from_largest_cluster(self) -> bool:
-        """Remove a candidate of the largest cluster. Return False if it has only its representative."""
-        largest = self._largest_cluster_index()
-        if len(self.clusters[largest]) == 1:
-            return False
-        self._remove(self._nearest(largest)[0])
-        return True
+    def remove_from_largest_cluster(self) -> None:
+        self._remove(self._nearest(self._largest_cluster_index())[0])
 
     def _remove(self, key: Key) -> None:
         cluster = self._home.pop(key)
@@ -308,9 +303,8 @@ def build(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
 ) -> Layers:
-    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates or for non-finite
-    features.
-    """
+    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates or for a non-finite
+    feature."""
     if not candidates or len(candidates) != len(features):
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():
@@ -325,6 +319,6 @@ def build(
         for number, medoid in enumerate(medoids)
     ]
     layers = Layers(clusters, scale=scale, capacity=capacity, largest_group=largest_group)
-    while len(layers) > capacity and layers.remove_from_largest_cluster():
-        pass
+    while len(layers) > capacity:
+        layers.remove_from_largest_cluster()
     return layers

@@ -114,8 +114,7 @@ class BankStore:
 
     def insert(self, candidate: Candidate, feature: Array) -> Insertion:
         """Insert a prompt with its raw feature `[width]` (§4.3.3). Raises ValueError for a wrong feature, StokerError
-        if the write fails.
-        """
+        if the write fails."""
         width = len(self.layers.scale.centre)
         if feature.shape != (width,) or not np.isfinite(feature).all():
             raise ValueError(f"a feature of this bank is {width} numbers, not {feature.shape}")
