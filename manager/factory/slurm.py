@@ -45,13 +45,7 @@ class _Run:
 
 class SlurmBatch:
     def __init__(
-        self,
-        site: Site,
-        *,
-        session: str,
-        folder: Path,
-        command: Callable[[BlockId], str],
-        pacer: Pacer | None = None,
+        self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str], pacer: Pacer | None = None
     ) -> None:
         self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
         self._run, self._check = self._jobs.commands.run, self._jobs.commands.check

@@ -28,16 +28,7 @@ from stoker.errors import SessionError
 from stoker.manager.core.events import Command, Event, ToPilot
 from stoker.manager.live import records
 from stoker.manager.live.lease import TakenError
-from stoker.manager.live.records import (
-    MAGIC,
-    Damage,
-    Decided,
-    SegmentHead,
-    encoded,
-    new_head,
-    read_segment_head,
-    scan,
-)
+from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, new_head, read_segment_head, scan
 from stoker.protocol import to_pilot
 from stoker.protocol.ids import PilotId
 from stoker.protocol.status import JOURNAL

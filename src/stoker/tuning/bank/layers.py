@@ -179,12 +179,7 @@ class Layers:
     1."""
 
     def __init__(
-        self,
-        clusters: Sequence[Sequence[tuple[Candidate, Array]]],
-        *,
-        scale: Scale,
-        capacity: int,
-        largest_group: int,
+        self, clusters: Sequence[Sequence[tuple[Candidate, Array]]], *, scale: Scale, capacity: int, largest_group: int
     ) -> None:
         self.candidates = {one.key: one for members in clusters for one, _ in members}
         self.vectors = {one.key: vector for members in clusters for one, vector in members}

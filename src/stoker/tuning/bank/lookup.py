@@ -111,8 +111,4 @@ class _Search:
             raise StokerError(
                 f"none of {len(self.losses)} prompts has a loss that is a number; check the task's samples"
             )
-        return LookupResult(
-            candidate=self._layers.candidates[best],
-            loss=self.losses[best],
-            losses=self.losses,
-        )
+        return LookupResult(candidate=self._layers.candidates[best], loss=self.losses[best], losses=self.losses)

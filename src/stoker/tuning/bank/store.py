@@ -138,8 +138,7 @@ class BankStore:
         ]
         centre, spread = to_bytes(layers.scale.centre), to_bytes(layers.scale.spread)
         write_record(
-            self.path,
-            _Bank(self.model, self.reading, layers.capacity, layers.largest_group, centre, spread, clusters),
+            self.path, _Bank(self.model, self.reading, layers.capacity, layers.largest_group, centre, spread, clusters)
         )
         self.layers = layers
 
