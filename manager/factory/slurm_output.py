@@ -185,7 +185,7 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm requeued a job, if known. `sacct`: one row per run, oldest first."""
+    """Return why Slurm requeued a job, if known. `sacct`: its runs, oldest first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""

@@ -62,7 +62,7 @@ BRIEFS: dict[type, _Brief] = {
     events.DiscardObject: lambda c: ("discard", c.path),
     events.EndManager: lambda _: ("end",),
 }  # fmt: skip
-"""What a check contains of a message or command. `decision_checksum` covers RunCalls and Results."""
+"""The checked parts of messages and commands, except RunCalls and Results."""
 
 
 def decision_checksum(commands: Sequence[Command]) -> int:

@@ -58,7 +58,7 @@ class Unsaveable(StokerError):
 
 
 class Unreadable(StokerError):
-    """A snapshot is damaged, or from another version."""
+    """A snapshot is damaged, or of another version."""
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:

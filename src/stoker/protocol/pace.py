@@ -30,14 +30,10 @@ _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
 """Maximum change of the rate's logarithm, per second and per burst."""
 _FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
-"""From this difference of the logarithms of rate and measurement, the rate's logarithm changes by up to `_FAR_STEP` per
-second."""
 _SETTLE_S = 5.0
 """Seconds after the first result in which no rate is reported."""
 _ANSWER_STEP = math.log(1.9) / 10.0
-"""Maximum change of the logarithm of the time left, per second."""
 _STALLED = 1.5
-"""From this multiple of the longest gap without results, the rate decreases."""
 
 
 class _Burst:

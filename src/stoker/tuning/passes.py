@@ -1,7 +1,7 @@
 """Run the soft prompt on the model of a context with PEFT: gradients and measurements.
 
-PEFT freezes the weights, may change the model's configuration, and draws random numbers. `attach_soft_prompt` undoes
-these changes. `embed` replaces PEFT's own embedding, which would load the tokenizer from the hub again. The model stays
+PEFT freezes the weights, may change the model's configuration, and draws random numbers; `attach_soft_prompt` undoes
+this. `embed` replaces PEFT's own embedding, which would load the tokenizer from the hub again. The model stays
 in evaluation mode, because dropout would depend on the division of a batch among ranks.
 
 All results are sums over samples or tokens, which the caller adds over all ranks. Padding is on the right, so the

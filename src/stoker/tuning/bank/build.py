@@ -1,8 +1,7 @@
 """Build a bank on first use, and score prompts. To build a bank, compute the features of its prompts and cluster them.
 
 The feature of a prompt (§4.3.1, "activation features") is the mean of the last hidden states over its first 64 tokens.
-The paper names no layer; only the last layer decides the score. The last token alone is often punctuation. The folder
-`readings` stores features, for later builds.
+The paper names no layer; only the last layer decides the score. The last token alone is often punctuation.
 
 The score of a prompt is the loss with which tuning would start, on the same tokens. Equation 1 is a mean over samples,
 and tuning uses a mean over target tokens, which is equal for targets of equal length.

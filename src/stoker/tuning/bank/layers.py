@@ -6,14 +6,12 @@ each dimension is centred and divided by its standard deviation over the bank's 
 feature is then scaled to length one.
 
 **K-medoids** with cosine distances (PromptTuner §4.3.1) is PAM with the cost computation of FasterPAM (Schubert and
-Rousseeuw, Information Systems 101, 2021). Each point is tried as a replacement for all K medoids at once, and an
+Rousseeuw, Information Systems 101, 2021): each point is tried as a replacement for all K medoids at once, and an
 improving swap is made immediately, so a pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial medoids
-without random numbers, so every machine gets the same result. A swap must reduce the total cost by more than the share
-`_LEAST`, because otherwise rounding could prevent the end of the loop.
+without random numbers, so every machine gets the same result.
 
-**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid). If
-the bank exceeds its capacity, the candidate nearest to this representative is removed. The paper leaves some cases
-open. We decide:
+**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid), and
+a full bank removes the candidate nearest to this representative. The paper leaves some cases open. We decide:
 
 - If the bank already has the text, the record of this text is replaced.
 - A representative is never removed, but the new prompt may be refused.
@@ -22,8 +20,8 @@ open. We decide:
 - Representatives stay until the bank is rebuilt.
 
 **Groups** are our addition, because the largest cluster has over a hundred members. If a lookup reaches a group of more
-than `largest_group` members, K-medoids divides it into subgroups, about the square root of this number. A change of the
-cluster discards its subgroups. The paper found three layers for the whole bank too costly to build (§4.3.4).
+than `largest_group` members, K-medoids divides it into subgroups, about the square root of this number. The paper found
+three layers for the whole bank too costly to build (§4.3.4).
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""Minimum cost reduction of a swap, as a share of the total."""
+"""Minimum cost reduction of a swap, as a share of the total. Otherwise rounding could prevent the end of the loop."""
 _PASSES = 100
 """Maximum number of passes over all points. Usually fewer than ten are needed."""
 
