@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from stoker.log_files import tail
 from stoker.manager.factory.batch import BatchTrouble, Unanswered
 from stoker.manager.factory.pacing import Pacer, unlimited
 
@@ -135,14 +136,8 @@ def kill_tree(pid: int) -> None:
 
 def last_lines(folder: Path, job: str) -> list[str]:
     """Return the last lines of a job's error output, or of its standard output."""
-    for suffix in (".err", ".out"):
-        try:
-            with (folder / f"{job}{suffix}").open("rb") as data:
-                size = data.seek(0, os.SEEK_END)
-                data.seek(max(0, size - _TAIL_BYTES))
-                text = data.read().decode(errors="replace")
-        except OSError:  # the job never ran, or its node cannot write to this folder
-            continue
+    for suffix in (".err", ".out"):  # both are missing if the job never ran, or its node cannot write to this folder
+        text = tail(folder / f"{job}{suffix}", most_bytes=_TAIL_BYTES)
         if lines := [line.strip() for line in text.splitlines() if line.strip()]:
             return [line[:_LINE_CHARACTERS] for line in lines[-_LAST_LINES:]]
     return []

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stoker import locks
-from stoker.decoding import UNREADABLE
+from stoker.decoding import read_json
 from stoker.protocol import to_client, to_pilot
 
 CLIENT_ACK_S = 0.25
@@ -34,8 +34,9 @@ class Clock:
     silent. `not_before`: earliest time to return. `file`: keeps the offset for the next manager on this machine."""
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
-        ahead_s = _read(file) if file is not None else None
-        if ahead_s is None or ahead_s + time.monotonic() < not_before:
+        kept = read_json(file, _Kept) if file is not None else None
+        ahead_s = kept.ahead_s if kept is not None and kept.monotonic == _monotonic_clock_id() else -math.inf
+        if ahead_s + time.monotonic() < not_before:
             ahead_s = max(time.time(), not_before) - time.monotonic()
         self._ahead_s = ahead_s
         if file is not None:
@@ -53,14 +54,6 @@ def _monotonic_clock_id() -> str:
     except OSError:  # an old kernel has one namespace
         namespace = ""
     return f"{locks.machine()} {namespace}"
-
-
-def _read(file: Path) -> float | None:
-    try:
-        kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
-    except (OSError, *UNREADABLE):
-        return None
-    return kept.ahead_s if kept.monotonic == _monotonic_clock_id() else None
 
 
 class TimerHeap:

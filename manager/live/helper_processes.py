@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from stoker import connections
 from stoker.config import load_site
+from stoker.log_files import tail
 from stoker.protocol.blocks import Rule, Source
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
@@ -34,7 +34,7 @@ TOLD_S = 20.0
 HELLO_S = 120.0
 """Seconds for a factory's hello, in addition to the time limit of batch commands."""
 _TAIL_BYTES = 4096
-_TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
+_TIME_AND_LEVEL = re.compile(r"^\d{4}-\S+ \S+ [A-Z]+ ")
 
 
 def start_helper(
@@ -109,7 +109,8 @@ class Attendant:
     def _describe_process_trouble(self, process: subprocess.Popen[bytes]) -> str:
         code = process.poll()
         is_so = "runs but has not connected" if code is None else f"has ended ({code}) and will be started again"
-        said = _last_line(self._log, after=self._said_before)
+        lines = tail(self._log, start=self._said_before, most_bytes=_TAIL_BYTES).splitlines()
+        said = _TIME_AND_LEVEL.sub("", next((line for line in reversed(lines) if line.strip()), ""))
         words = f"its log says: {said}" if said else "its log says nothing"
         return f"the {self._name} (pid {process.pid}) {is_so}; {words}"
 
@@ -142,19 +143,6 @@ class HelperProcesses:
     @property
     def wait_s(self) -> float:
         return max(0.0, self._check_at - time.monotonic()) if self._each else math.inf
-
-
-def _last_line(file: Path, *, after: int) -> str:
-    try:
-        with file.open("rb") as data:
-            size = data.seek(0, 2)
-            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # the log may be a new, shorter file
-            lines = data.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    line = next((line for line in reversed(lines) if line.strip()), "")
-    stamp = _TIME_AND_LEVEL.match(line)
-    return line[stamp.end() :] if stamp else line
 
 
 def sites_of(folder: SessionFolder) -> tuple[Site, ...]:

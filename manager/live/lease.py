@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from stoker import locks
-from stoker.decoding import UNREADABLE
+from stoker.decoding import UNREADABLE, read_json
 from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_all
 
@@ -295,10 +295,7 @@ def unwritten(path: Path) -> str:
 
 
 def read_if_whole(path: Path) -> LeaseHolder | None:
-    try:
-        return read(path)
-    except (OSError, SessionError):
-        return None
+    return read_json(path, LeaseHolder)
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:

@@ -37,7 +37,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.contexts.folders import state_folder
-from stoker.decoding import UNREADABLE
+from stoker.decoding import UNREADABLE, read_json
 from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_whole
 
@@ -103,10 +103,8 @@ class SessionFolder:
 
     def over(self) -> str:
         """Return why the session is over, or ""."""
-        try:
-            return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
-        except (OSError, *UNREADABLE):
-            return ""
+        end = read_json(self.lease, _End)
+        return end.over if end is not None else ""
 
     @property
     def is_carried(self) -> bool:
@@ -330,11 +328,8 @@ def remove_gateway_note(session: Path, name: str) -> None:
 
 
 def read_gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
-    found = []
-    for file in (folder.path / "gateways").glob("[!.]*.json"):
-        with suppress(OSError, *UNREADABLE):
-            found.append(msgspec.json.decode(file.read_bytes(), type=GatewayNote))
-    return sorted(found, key=lambda note: note.address)
+    notes = (read_json(file, GatewayNote) for file in (folder.path / "gateways").glob("[!.]*.json"))
+    return sorted(filter(None, notes), key=lambda note: note.address)
 
 
 def _gateway_note_file(session: Path, name: str) -> Path:

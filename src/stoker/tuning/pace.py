@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.decoding import UNREADABLE
+from stoker.decoding import read_json
 from stoker.whole_files import write_whole
 
 _KEPT = 50
@@ -112,20 +112,17 @@ def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPac
         folder: The bank's folder.
         virtual_tokens: Return only paces for this number of virtual tokens.
     """
-    known = _read_known(folder)
+    known = _known_paces(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
     """Store the pace of a lookup. Of two simultaneous ones, one may be lost."""
-    known = _read_known(folder)
+    known = _known_paces(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):
         write_whole(folder / _PACE_FILE, msgspec.json.encode({**known, kind: [*others, pace]}), mode=0o666)
 
 
-def _read_known(folder: Path) -> dict[str, list[ScoringPace]]:
-    try:
-        return msgspec.json.decode((folder / _PACE_FILE).read_bytes(), type=dict[str, list[ScoringPace]])
-    except (OSError, *UNREADABLE):
-        return {}
+def _known_paces(folder: Path) -> dict[str, list[ScoringPace]]:
+    return read_json(folder / _PACE_FILE, dict[str, list[ScoringPace]]) or {}
