@@ -37,28 +37,24 @@ _POLL_S = 0.25
 _RECONNECT_MS = (500, 1000)
 
 
-class SessionAddress:
-    """Keeps `session.json` up to date. `before`: the file of an earlier manager."""
+def write_session_file(folder: SessionFolder, file: SessionFile, *, before: SessionFile | None) -> None:
+    """Write `session.json`. `before`: the file of an earlier manager. Raises OSError."""
+    try:
+        folder.write(file)
+    except OSError:  # on a full disk an equal file stays; its new time shows that a manager listens
+        if before != file:
+            raise
+        os.utime(folder.file)
 
-    def __init__(self, folder: SessionFolder, file: SessionFile, *, before: SessionFile | None) -> None:
-        self._folder = folder
-        self._file = file
-        try:
-            folder.write(file)
-        except OSError:  # on a full disk an equal file stays; its new time shows that a manager listens
-            if before != file:
-                raise
-            os.utime(folder.file)
 
-    def restore_session_file(self) -> None:
-        folder = self._folder
-        try:
-            if folder.read() == self._file:
-                return
-        except SessionError as error:
-            what = str(error) if folder.file.exists() else f"{folder.file} was removed"
-            log.warning("%s; it is written again", what)
-        folder.write(self._file)
+def restore_session_file(folder: SessionFolder, file: SessionFile) -> None:
+    try:
+        if folder.read() == file:
+            return
+    except SessionError as error:
+        what = str(error) if folder.file.exists() else f"{folder.file} was removed"
+        log.warning("%s; it is written again", what)
+    folder.write(file)
 
 
 def check_folder(folder: SessionFolder) -> None:

@@ -73,7 +73,7 @@ class JournalPast:
         self._session, self._policies, self._watch = session, policies, watch
         self.since = 0.0
         self.unreadable: dict[Path, str] = {}
-        self.certain = snapshot.CertainFacts()
+        self.unconfirmed: list[CallEnd] = []
         self.snapshot_bytes = 0
         self.damage: list[tuple[Segment, Damage]] = []
         self.head: SegmentHead | None = None
@@ -106,15 +106,15 @@ class JournalPast:
             try:
                 found = snapshot.read(path)
                 if not self.unreadable:
-                    self.certain = found.certain
-                if following[0].head.mark not in ("", found.head.segment.mark):
+                    self.unconfirmed = found.ends
+                if following[0].head.mark not in ("", found.segment.mark):
                     continue
                 self.core = snapshot.restored(found, modules=modules)
             except Unreadable as error:
                 self.unreadable[path] = str(error)
                 continue
             self.core.manager.watch = self._watch
-            self.since, self.snapshot_bytes = found.head.at, path.stat().st_size
+            self.since, self.snapshot_bytes = self.core.state.now, path.stat().st_size
             self._segments = following
             return
 
@@ -317,7 +317,7 @@ def _keep_file(path: Path, name: Path) -> str:
 
 def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
     """Rename all journal files. Return a manager with only the unconfirmed call results."""
-    ends = {end.call: end for client in past.certain.clients for end in client.ends}
+    ends = {end.call: end for end in past.unconfirmed}
     files = records.journal_files(past.journal)
     for path in files:
         if path.suffix != ".snapshot":

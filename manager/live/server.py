@@ -33,7 +33,7 @@ from stoker.manager.live.helper_processes import HelperProcesses, sites_of, sour
 from stoker.manager.live.journal import HeldCommands, Journal, JournalTrouble
 from stoker.manager.live.keeper import RestartProgress
 from stoker.manager.live.peer_watch import Patience, PeerWatch
-from stoker.manager.live.presence import SessionAddress
+from stoker.manager.live.presence import write_session_file
 from stoker.manager.live.restore import restore_manager
 from stoker.manager.live.sockets import (
     PORTS,
@@ -131,11 +131,11 @@ class ManagerServer:
             self._handle_event(events.Noticed(text), now, first)
         self._read_node_records(now, first)  # before the first blocks are requested
         self._flush_journal_and_execute(first)
-        address_file = SessionFile(
+        self.session_file = SessionFile(
             session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
             created_at=before.created_at if before else now, python=before.python if before else PYTHON,
         )  # fmt: skip
-        self.address = SessionAddress(folder, address_file, before=before)
+        write_session_file(folder, self.session_file, before=before)
         log.info("session %s listens on %s", session, self.sockets.address)
         self._define_session()
 

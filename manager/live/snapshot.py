@@ -1,8 +1,8 @@
 """Snapshots of the manager's core, so that a manager restarts without all events of the session.
 
-A snapshot file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read,
-and the pickled core. A manager loads the core only if its own classes have the same fields. Otherwise the manager uses
-the facts, and peers report their state.
+A snapshot file has two parts: facts that any version of Stoker can read (unconfirmed results, and the fields of each
+class), and the pickled core. A manager loads the core only if its own classes have the same fields. Otherwise it uses
+the results, and peers report their state.
 
 The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a
 list of the values of their fields, in which references stand for other nouns, so the depth of a pickle does not grow
@@ -28,11 +28,8 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.state import State
 from stoker.manager.live.records import SegmentHead
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import ClientId
-from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 
 _PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
@@ -228,60 +225,31 @@ def policies_modules(policies: Policies | None) -> frozenset[str]:
 _MAGIC = b"stoker snapshot 1\n"
 
 
-class SnapshotHead(msgspec.Struct, frozen=True):
-    """`segment`: journal segment after the snapshot. `at`: time of the last event."""
-
-    session: str
-    stoker: str
-    segment: SegmentHead
-    at: float
-    layout: Layout
-
-
-class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
-    """`first`: number of results that the client has confirmed."""
-
-    client: ClientId
-    number: int
-    first: int
-    ends: list[CallEnd]
-
-
-class CertainFacts(msgspec.Struct, frozen=True):
-    """Facts that any version of Stoker can read."""
-
-    clients: list[Unconfirmed] = []
-
-
-class _Parts(msgspec.Struct, frozen=True, array_like=True):
-    """The file after its first line. `sums`: CRC-32 of each part."""
-
-    head: bytes
-    certain: bytes
-    core: bytes
-    sums: tuple[int, int, int]
-
-
 class CoreSnapshot(msgspec.Struct, frozen=True):
-    head: SnapshotHead
-    certain: CertainFacts
+    """`segment`: journal segment after the snapshot. `ends`: results that clients have not confirmed. `core`: pickle
+    (empty: damaged)."""
+
+    segment: SegmentHead
+    ends: list[CallEnd]
+    layout: Layout
+    core: bytes = b""
+
+
+class _File(msgspec.Struct, frozen=True, array_like=True):
+    """The file after its first line. `facts`: snapshot without the core. `sums`: CRC-32 of each part."""
+
+    facts: bytes
     core: bytes
-    is_whole: bool
-
-
-def collect_certain_facts(state: State) -> CertainFacts:
-    clients = [client for client in state.clients.values() if not client.observer]
-    return CertainFacts([Unconfirmed(c.id, c.number, c.first_unacked, list(c.unacked)) for c in clients])
+    sums: tuple[int, int]
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
     """Write and sync a snapshot. Return the size in bytes. Raises Unsaveable, OSError."""
-    state, body = core.state, io.BytesIO()
-    layout = dump(core, body, modules=modules)
-    head = msgspec.msgpack.encode(SnapshotHead(state.session, RELEASE, segment, state.now, layout))
-    parts = (head, msgspec.msgpack.encode(collect_certain_facts(state)), body.getvalue())
-    head_sum, certain_sum, core_sum = map(zlib.crc32, parts)
-    data = _MAGIC + msgspec.msgpack.encode(_Parts(*parts, (head_sum, certain_sum, core_sum)))
+    file = io.BytesIO()
+    layout = dump(core, file, modules=modules)
+    ends = [end for client in core.state.clients.values() if not client.observer for end in client.unacked]
+    facts, body = msgspec.msgpack.encode(CoreSnapshot(segment, ends, layout)), file.getvalue()
+    data = _MAGIC + msgspec.msgpack.encode(_File(facts, body, (zlib.crc32(facts), zlib.crc32(body))))
     with draft_of(path, draft=path.with_name(f"{path.name}.draft"), sync=True) as draft:
         draft.touch(mode=0o600)
         draft.write_bytes(data)
@@ -289,7 +257,7 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises Unreadable if the head or the `CertainFacts` are damaged."""
+    """Read a snapshot. Raises Unreadable if more than the core is damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -297,20 +265,19 @@ def read(path: Path) -> CoreSnapshot:
     if not data.startswith(_MAGIC):
         raise Unreadable(f"{path} is not a snapshot of this version")
     try:
-        parts = msgspec.msgpack.decode(memoryview(data)[len(_MAGIC) :], type=_Parts)
-        if (zlib.crc32(parts.head), zlib.crc32(parts.certain)) != parts.sums[:2]:
+        file = msgspec.msgpack.decode(memoryview(data)[len(_MAGIC) :], type=_File)
+        if zlib.crc32(file.facts) != file.sums[0]:
             raise Unreadable(f"{path} is damaged")
-        head = msgspec.msgpack.decode(parts.head, type=SnapshotHead)
-        certain = msgspec.msgpack.decode(parts.certain, type=CertainFacts)
+        found = msgspec.msgpack.decode(file.facts, type=CoreSnapshot)
     except UNREADABLE as error:
         raise Unreadable(f"{path} is damaged, or of another version: {error}") from error
-    return CoreSnapshot(head, certain, parts.core, is_whole=zlib.crc32(parts.core) == parts.sums[2])
+    return msgspec.structs.replace(found, core=file.core) if zlib.crc32(file.core) == file.sums[1] else found
 
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
-    if not snapshot.is_whole:
+    if not snapshot.core:
         raise Unreadable("the core in the snapshot is damaged")
-    core = load(snapshot.core, snapshot.head.layout, modules=modules)
+    core = load(snapshot.core, snapshot.layout, modules=modules)
     if not isinstance(core, Core):
         raise Unreadable("the snapshot contains no core")
     return core

@@ -80,7 +80,7 @@ class Bank(RuleBasedStateMachine):
         feature = far * np.random.default_rng(seed).normal(size=WIDTH).astype(np.float32)
         did = insert(self.layers, f"prompt {number}", feature).did
         assert (did is InsertionOutcome.UPDATED) == (key in before)
-        assert (key in self.layers) == (did is not InsertionOutcome.REFUSED)
+        assert (key in self.layers.candidates) == (did is not InsertionOutcome.REFUSED)
         assert did is InsertionOutcome.ADDED or set(self.layers.candidates) == set(before)
 
     @invariant()

@@ -132,7 +132,7 @@ def test_insertions_work_again_after_a_full_disk(tmp_path):
     with full_disk(len(before) + 20), pytest.raises(StokerError, match="cannot be written"):
         bank.insert(Candidate(text="too much"), np.ones(8, dtype=np.float32))
     assert bank.path.read_bytes() == before
-    assert key_of("too much") not in bank.layers
+    assert key_of("too much") not in bank.layers.candidates
     assert bank.insert(Candidate(text="fits now"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.ADDED
 
 

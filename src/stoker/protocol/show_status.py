@@ -195,7 +195,8 @@ def _describe_served_model(
         yield f"{model.tokens_per_s:,.0f} tokens/s"
     if model.ttft_s is not None:
         objective = f" (objective {show_seconds(model.ttft_objective_s)})" if model.ttft_objective_s else ""
-        yield f"TTFT {_format_ttft(model.ttft_s)}{objective}"
+        ttft = f"{model.ttft_s:.2f} s" if model.ttft_s < 10 else show_seconds(model.ttft_s)
+        yield f"TTFT {ttft}{objective}"
     if model.met is not None:
         yield f"{100 * model.met:.1f} % met"
     if model.refused:
@@ -203,10 +204,6 @@ def _describe_served_model(
     if context and not context.hot and context.last_failure:
         yield f"could not be loaded: {context.last_failure}"
     yield from _shares(model, all_of_them, status.libraries)
-
-
-def _format_ttft(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds < 10 else show_seconds(seconds)
 
 
 def _shares(
@@ -275,7 +272,7 @@ def render(status: SessionFacts, *, over: bool = False, policy: str = "", served
         ("objects", _aligned([(_short(each.name), _describe_object_transfers(each)) for each in status.objects])),
         ("excluded", [] if over else excluded_nodes(status)),
         ("losses", _losses(status)),
-        ("notices", _format_recent_notices(status)),
+        ("notices", [f"{_minute(line.at)} {line.text}" for line in status.notices[::-1][:_SHOWN_NOTICES]]),
         ("trouble", [] if over else _format_trouble_lines(status)),
     ):
         out += [f"  {'' if number else head:<9} {text}" for number, text in enumerate(texts)]
@@ -367,11 +364,6 @@ def _describe_object_transfers(each: ObjectStatus) -> Iterator[str]:
     yield f"on {each.holders} pilot{'s' * (each.holders != 1)}{fetching}"
     if each.origin_bytes or each.peer_bytes:
         yield f"{show_bytes(each.origin_bytes)} read from its source, {show_bytes(each.peer_bytes)} from peers"
-
-
-def _format_recent_notices(status: SessionFacts) -> list[str]:
-    shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
-    return [f"{_minute(line.at)} {line.text}" for line in shown]
 
 
 def _format_trouble_lines(status: SessionFacts) -> list[str]:

@@ -129,7 +129,6 @@ class TuningProgress(msgspec.Struct, frozen=True):
     iterations: int
     loss: float
     metric: float
-    iteration_s: float
     left_s: float | None
     checkpoint: bytes = b""
 
@@ -265,16 +264,15 @@ class _RankRun:
             if not math.isfinite(loss):
                 self._diverged = True
                 return
-            iteration_s = time.perf_counter() - began
             if warm:
-                self._pace.iterations_s.append(iteration_s)
+                self._pace.iterations_s.append(time.perf_counter() - began)
             warm = True
             iteration = self._header.iteration
             if iteration % self._job.until.evaluate_every == 0 or iteration == self._job.until.iterations:
                 self._evaluate()
             if asked and not self._ended:
                 raise Evicted(payloads.dumps(self._checkpoint(), what="checkpoint"))
-            self._report_progress(loss, iteration_s, self._checkpoint() if self._due() else b"")
+            self._report_progress(loss, self._checkpoint() if self._due() else b"")
 
     def result(self) -> Tuned:
         self._soft.place(self._best)
@@ -352,14 +350,14 @@ class _RankRun:
         self._saved_at = time.monotonic()
         return data
 
-    def _report_progress(self, loss: float, iteration_s: float, checkpoint: bytes) -> None:
+    def _report_progress(self, loss: float, checkpoint: bytes) -> None:
         if self._report is None:
             return
         done, most = self._header.iteration, self._job.until.iterations
         left_s = 0.0 if self._ended else self._pace.left_s(most - done)
         metric = self._header.points[-1].metric
         try:
-            self._report(TuningProgress(done, most, loss, metric, iteration_s, left_s, checkpoint))
+            self._report(TuningProgress(done, most, loss, metric, left_s, checkpoint))
         except Evicted:
             # All ranks must stop together, after the next exchange, which announces the eviction.
             self._leaving = True

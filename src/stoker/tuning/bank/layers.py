@@ -60,14 +60,9 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
     if k >= n:
         return np.arange(n), np.arange(n)
     medoids = np.sort(_improve_medoids_by_swaps(distances, _choose_initial_medoids(distances, k=k)))
-    return medoids, nearest_medoids(distances, medoids)
-
-
-def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
-    """Return the number of each point's nearest medoid (the first if equally near)."""
-    owners: Indices = np.argmin(distances[:, medoids], axis=1)
+    owners = np.argmin(distances[:, medoids], axis=1)  # the first if equally near
     owners[medoids] = np.arange(len(medoids))
-    return owners
+    return medoids, owners
 
 
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
@@ -191,9 +186,6 @@ class Layers:
 
     def __len__(self) -> int:
         return len(self.candidates)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.candidates
 
     # ---- insertion and replacement
 
