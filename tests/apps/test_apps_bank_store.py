@@ -71,7 +71,7 @@ def test_features_of_each_prompt_are_computed_once(tmp_path):
 def test_two_stores_see_each_others_insertions(tmp_path):
     one, other = made(tmp_path), open_bank(tmp_path, **OF)
     one.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32))
-    assert key_of("from one") not in other.layers
+    assert key_of("from one") not in other.layers.candidates
     assert other.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.UPDATED
     other.insert(Candidate(text="from the other"), np.zeros(8, dtype=np.float32))
     assert same(one.refresh(), other)
