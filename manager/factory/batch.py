@@ -17,7 +17,6 @@ from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReaso
 from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
-"""File in a session folder with the jobs left after the session's end, one line per site."""
 
 
 class BatchTrouble(StokerError):

@@ -32,7 +32,6 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Seconds until the factory removes a held job."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",

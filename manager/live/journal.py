@@ -320,22 +320,20 @@ class JournalTrouble:
     def has_nothing_to_report(self) -> bool:
         return not (self._journal.trouble or self.text or self._told)
 
-    def notice_of_changed_trouble(self, now: float) -> str:
-        if bool(self._journal.trouble) is bool(self.text):
-            return ""
-        if self._journal.trouble:
+    def changes(self, now: float) -> tuple[str, bool]:
+        """Return a notice about a change, or "", and whether connected programs must now be told of one."""
+        notice = ""
+        if self._journal.trouble and not self.text:
             self._since, self.text = now, explain_journal_trouble(self._journal, self._folder)
             log.warning("%s", self.text)
-            return f"the journal cannot be written ({self._journal.trouble}): calls and results wait"
-        self.text = ""
-        return f"the journal can be written again, after {show_seconds(now - self._since)}"
-
-    def needs_to_tell_programs(self, now: float) -> bool:
-        """Return True once after each change that connected programs must be told."""
-        if self.text == self._told or (self.text and now - self._since < TELL_S):
-            return False
-        self._told = self.text
-        return True
+            notice = f"the journal cannot be written ({self._journal.trouble}): calls and results wait"
+        elif self.text and not self._journal.trouble:
+            self.text = ""
+            notice = f"the journal can be written again, after {show_seconds(now - self._since)}"
+        tell = self.text != self._told and (not self.text or now - self._since >= TELL_S)
+        if tell:
+            self._told = self.text
+        return notice, tell
 
     def retell_for_new_program(self) -> None:
         if self.text:

@@ -340,10 +340,10 @@ class ManagerServer:
             self._carry_out(self._held.release())
 
     def _report_journal_to_clients(self) -> None:
-        trouble, now = self._trouble, self.clock.now()
-        if notice := trouble.notice_of_changed_trouble(now):
+        notice, tell = self._trouble.changes(self.clock.now())
+        if notice:
             self._notice(notice)
-        if trouble.needs_to_tell_programs(now):
+        if tell:
             told = report.session_status(self.core.state)
             clients = [each for each in self.core.state.clients.values() if each.connected and not each.observer]
             self._carry_out(ToClient(client.id, told) for client in clients)

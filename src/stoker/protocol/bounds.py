@@ -227,7 +227,6 @@ _CHECKS: dict[type, Check] = {
     say.SnapshotHere: _all(_numbers("made_s"), lambda m: _refs((m.object,))),
     say.WalltimeUpdate: _numbers("ends_in_s"),
 }
-"""Functions that check a message, by message type."""
 
 
 def is_sound(done: float, total: float) -> bool:

@@ -23,7 +23,6 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.server import ObjectServer
 
 MOST_BYTES = 1 << 30
-"""Maximum size of a value in bytes."""
 _WAIT_S = 0.5
 """Rank 0 waits at most these seconds for missing values before it answers."""
 _IDLE_S = 7 * 86_400.0

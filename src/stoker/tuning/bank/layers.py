@@ -42,7 +42,7 @@ Indices = npt.NDArray[np.intp]
 _LEAST = 1e-6
 """Minimum cost reduction of a swap, as a share of the total. Otherwise rounding could prevent the end of the loop."""
 _PASSES = 100
-"""Maximum number of passes over all points. Usually fewer than ten are needed."""
+"""Maximum number of passes over all points."""
 
 
 def cosine_distances(one: Array, other: Array) -> Array:
