@@ -256,7 +256,7 @@ def side(
 
     begun = time.perf_counter()
     bank = ensure_bank(
-        bank_folder, some, model=Path(default_model()).name, reading=build.READING, read=read, again=True,
+        bank_folder, some, model=Path(default_model()).name, read=read, again=True,
         k=clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
     )  # fmt: skip
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
@@ -278,7 +278,7 @@ def side(
             found.setdefault(kind, []).append(judge_lookup(one, losses, scores=default))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
-    readings = Readings(bank_folder, model=Path(default_model()).name, reading=build.READING)
+    readings = Readings(bank_folder, model=Path(default_model()).name)
     features = readings.features(some)
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",

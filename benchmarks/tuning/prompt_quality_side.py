@@ -280,7 +280,7 @@ def run_tasks(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: a
             candidates = read_candidates(PROMPTS)
         bank = ensure_bank(
             asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,
-            reading=build.READING, read=build.reader(model), k=8 if asked.quick else CLUSTERS,
+            read=build.reader(model), k=8 if asked.quick else CLUSTERS,
             capacity=len(candidates), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
         )  # fmt: skip
         benches = [

@@ -8,12 +8,13 @@ import pytest
 from full_disk import full_disk
 
 from stoker.errors import ConfigError, StokerError
+from stoker.tuning.bank import store
 from stoker.tuning.bank.build import ensure_bank, insert
 from stoker.tuning.bank.candidates import Candidate, key_of, read_candidates
 from stoker.tuning.bank.layers import InsertionOutcome
 from stoker.tuning.bank.store import BankStore, open_bank
 
-OF = {"model": "model-a", "reading": "letters"}
+OF = {"model": "model-a"}
 
 
 class Letters:
@@ -77,18 +78,20 @@ def test_two_stores_see_each_others_insertions(tmp_path):
     assert same(one.refresh(), other)
 
 
-def test_another_models_bank_is_refused(tmp_path):
+def test_another_models_bank_is_refused(tmp_path, monkeypatch):
     made(tmp_path)
     with pytest.raises(StokerError, match=r"bank of model-a.*model-b.*another folder") as caught:
-        open_bank(tmp_path, model="model-b", reading="letters")
+        open_bank(tmp_path, model="model-b")
     assert caught.value.model == "model-a"
-    with pytest.raises(StokerError, match="words"):
-        open_bank(tmp_path, model="model-a", reading="words")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "READING", "words")
+        with pytest.raises(StokerError, match="words"):
+            open_bank(tmp_path, model="model-a")
     with pytest.raises(StokerError, match="bank of model-a"):
-        ensure_bank(tmp_path, prompts(3), model="model-b", reading="letters", read=Letters())
+        ensure_bank(tmp_path, prompts(3), model="model-b", read=Letters())
     os.unlink(tmp_path / "bank")
     with pytest.raises(StokerError, match="was read from model-a"):
-        ensure_bank(tmp_path, prompts(3), model="model-b", reading="letters", read=Letters())
+        ensure_bank(tmp_path, prompts(3), model="model-b", read=Letters())
 
 
 def test_truncated_bank_file_is_refused_and_can_be_rebuilt(tmp_path):

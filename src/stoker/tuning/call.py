@@ -31,7 +31,7 @@ from stoker.tuning.bank import build
 from stoker.tuning.bank.build import ensure_bank, insert_or_store_prompt
 from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, Candidate, instruction, read_candidates
 from stoker.tuning.bank.lookup import Score, default_score_limit, look_up
-from stoker.tuning.encoding import encode_samples
+from stoker.tuning.encoding import MOST_TOKENS, encode_samples
 from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import PLACE, split
 from stoker.tuning.order import BankPlace, Initial, Order, Saved, Tuned, pack, unpack
@@ -52,7 +52,7 @@ def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, 
     """Return the initial prompt, on all ranks. `known`: of an earlier attempt. The `note` of the result says why the
     bank was unusable."""
     virtual_tokens = order.job.prompt.virtual_tokens
-    samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
+    samples = _scoring_samples(model, order, tokens=virtual_tokens or MOST_TOKENS)
     score = None
     if samples:
         scorer = build.scorer(model, samples, virtual_tokens=virtual_tokens)
@@ -99,7 +99,7 @@ def _look_up_initial_prompt(
         return _describe_excess(pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
     bank = ensure_bank(
-        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.READING, read=build.reader(model)
+        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, read=build.reader(model)
     )  # fmt: skip
     limit = default_score_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
@@ -235,7 +235,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
         StokerError: The bank is for another model, or the folder is not writable.
     """
     bank = ensure_bank(
-        Path(place.folder), candidates, model=place.model, reading=build.READING, read=build.reader(model),
+        Path(place.folder), candidates, model=place.model, read=build.reader(model),
         again=True, progress=ambient.progress,
     )  # fmt: skip
     return len(bank.layers)
@@ -291,8 +291,6 @@ def add_tuned_prompt_to_bank(model: CausalLM, place: BankPlace, tuned: Tuned) ->
         value=tuned.held_out.metric, tuned_at=time.time(),
     )  # fmt: skip
     try:
-        insert_or_store_prompt(
-            Path(place.folder), candidate, model=place.model, reading=build.READING, read=build.reader(model)
-        )
+        insert_or_store_prompt(Path(place.folder), candidate, model=place.model, read=build.reader(model))
     except (StokerError, OSError, ValueError) as error:
         log.warning("the tuned prompt of %s could not be added to the bank %s: %s", tuned.name, place.folder, error)

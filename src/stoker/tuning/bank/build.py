@@ -26,6 +26,7 @@ from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Array, Insertion, build
 from stoker.tuning.bank.lookup import Score
 from stoker.tuning.bank.store import (
+    READING,
     BankStore,
     from_bytes,
     hold_bank_lock,
@@ -63,9 +64,9 @@ class _ReadBatch(msgspec.Struct, frozen=True):
 class Readings:
     """The stored features of prompts, computed with one model."""
 
-    def __init__(self, folder: Path, *, model: str, reading: str) -> None:
+    def __init__(self, folder: Path, *, model: str) -> None:
         self._folder = folder / "readings"
-        self._model, self._reading = model, reading
+        self._model = model
         self.candidates: dict[Key, Candidate] = {}
         self._features: dict[Key, Array] = {}
         self._folder.mkdir(exist_ok=True)
@@ -88,15 +89,15 @@ class Readings:
         """Store raw features. Raises ValueError for a wrong number, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
-        batch = _ReadBatch(self._model, self._reading, list(zip(candidates, map(to_bytes, features), strict=True)))
+        batch = _ReadBatch(self._model, READING, list(zip(candidates, map(to_bytes, features), strict=True)))
         path = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}"  # later files replace earlier candidates
         write_record(path, batch)
         self._take(path, batch)
 
     def _take(self, path: Path, batch: _ReadBatch) -> None:
-        if (batch.model, batch.reading) != (self._model, self._reading):
+        if (batch.model, batch.reading) != (self._model, READING):
             raise StokerError(
-                f"{path}: was read from {batch.model} ({batch.reading}), and {self._model} ({self._reading}) was asked"
+                f"{path}: was read from {batch.model} ({batch.reading}), and {self._model} ({READING}) was asked"
                 " for: build its bank in another folder",
                 file=str(path),
                 model=batch.model,
@@ -111,7 +112,6 @@ def ensure_bank(
     candidates: Sequence[Candidate],
     *,
     model: str,
-    reading: str,
     read: Reader,
     k: int = CLUSTERS,
     capacity: int = CAPACITY,
@@ -122,17 +122,17 @@ def ensure_bank(
     """Return the bank in `folder`. If it is missing or damaged, or `again`, build it from `candidates` and `readings`,
     in one process at a time. Raises StokerError for another model, and the ValueError of `layers.build`."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not again and (bank := _whole(folder, model=model, reading=reading)) is not None:
+    if not again and (bank := _whole(folder, model=model)) is not None:
         return bank
     with hold_bank_lock(folder):
-        bank = _whole(folder, model=model, reading=reading)
+        bank = _whole(folder, model=model)
         if bank is not None and not again:  # another process has built the bank
             return bank
-        readings = Readings(folder, model=model, reading=reading)
+        readings = Readings(folder, model=model)
         wanted = list({one.key: one for one in (*candidates, *readings.candidates.values())}.values())
         _compute_missing_features(readings, wanted, read, progress)
         layers = build(wanted, readings.features(wanted), k=k, capacity=capacity, largest_group=largest_group)
-        made = BankStore(folder, model=model, reading=reading)
+        made = BankStore(folder, model=model)
         if bank is None and made.path.exists():
             aside = made.path.rename(made.path.with_name(f"bank.damaged-{time.time_ns()}"))
             log.warning("the damaged bank is %s; it is made again with %d prompts", aside, len(layers))
@@ -142,25 +142,23 @@ def ensure_bank(
 
 def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
     """Insert a prompt into a bank, and store its feature. Raises the errors of `BankStore.insert`."""
-    return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, reading=bank.reading, read=read))
+    return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, read=read))
 
 
-def insert_or_store_prompt(
-    folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader
-) -> Insertion | None:
+def insert_or_store_prompt(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Insertion | None:
     """Insert a prompt into the bank in `folder`, or without an intact bank store it for the next build and return None.
     Raises the errors of `insert`."""
     folder.mkdir(parents=True, exist_ok=True)
-    bank = _whole(folder, model=model, reading=reading)
+    bank = _whole(folder, model=model)
     if bank is not None:
         return insert(bank, candidate, read=read)
-    _keep(folder, candidate, model=model, reading=reading, read=read)
+    _keep(folder, candidate, model=model, read=read)
     return None
 
 
-def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
+def _keep(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Array:
     """Store a candidate and its raw feature `[width]`. Return the feature."""
-    readings = Readings(folder, model=model, reading=reading)
+    readings = Readings(folder, model=model)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
     if readings.candidates.get(candidate.key) != candidate:
         readings.add([candidate], feature)
@@ -168,9 +166,9 @@ def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read:
     return first
 
 
-def _whole(folder: Path, *, model: str, reading: str) -> BankStore | None:
+def _whole(folder: Path, *, model: str) -> BankStore | None:
     try:
-        return open_bank(folder, model=model, reading=reading)
+        return open_bank(folder, model=model)
     except StokerError as error:
         if error.facts.get("missing") or error.facts.get("damaged"):
             return None
@@ -190,16 +188,10 @@ def _compute_missing_features(
             progress(there + start + len(some), len(wanted))
 
 
-FEATURE_TOKENS = MOST_TOKENS
-"""Tokens read per prompt. Scored prompts are cut to this length, unless the job sets `virtual_tokens`."""
-READING = f"mean last hidden state, first {FEATURE_TOKENS} tokens"
-"""How `reader` computes features, which is part of a bank's identity."""
-
-
 def reader(model: CausalLM) -> Reader:
     from stoker.contexts.reading import mean_hidden_states
 
-    return lambda texts: mean_hidden_states(model, texts, most_tokens=FEATURE_TOKENS)
+    return lambda texts: mean_hidden_states(model, texts, most_tokens=MOST_TOKENS)
 
 
 def scorer(
@@ -207,7 +199,7 @@ def scorer(
     samples: Sequence[tuple[str, str]],
     *,
     virtual_tokens: int = 0,
-    tokens: int = FEATURE_TOKENS,
+    tokens: int = MOST_TOKENS,
     batch_size: int = 4,
     seen: Callable[[int], None] | None = None,
 ) -> Score:

@@ -25,7 +25,11 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
 from stoker.tuning.bank.candidates import Candidate
 from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, Scale
+from stoker.tuning.encoding import MOST_TOKENS
 from stoker.whole_files import write_whole
+
+READING = f"mean last hidden state, first {MOST_TOKENS} tokens"
+"""How features are computed (`build.reader`), which is part of a bank's identity."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -65,7 +69,7 @@ def from_bytes(data: bytes) -> Array:
 
 
 class _Bank(msgspec.Struct, frozen=True):
-    """The file `bank`. `reading`: how features were computed. Vectors are float32, little-endian."""
+    """The file `bank`. Vectors are float32, little-endian."""
 
     model: str
     reading: str
@@ -81,11 +85,10 @@ class BankStore:
 
     layers: Layers
 
-    def __init__(self, folder: Path, *, model: str, reading: str) -> None:
+    def __init__(self, folder: Path, *, model: str) -> None:
         self.folder = folder
         self.path = folder / "bank"
         self.model = model
-        self.reading = reading
 
     def refresh(self) -> Self:
         """Read the bank again. Raises the errors of `open_bank`."""
@@ -97,9 +100,9 @@ class BankStore:
             ) from None
         except OSError as error:
             raise StokerError(f"{self.path}: cannot be read: {error.strerror}", file=str(self.path)) from error
-        if (found.model, found.reading) != (self.model, self.reading):
+        if (found.model, found.reading) != (self.model, READING):
             raise StokerError(
-                f"{self.path}: is a bank of {found.model} ({found.reading}), and {self.model} ({self.reading}) was"
+                f"{self.path}: is a bank of {found.model} ({found.reading}), and {self.model} ({READING}) was"
                 " asked for; features of two models cannot be compared: build its bank in another folder",
                 file=str(self.path),
                 model=found.model,
@@ -138,14 +141,14 @@ class BankStore:
         ]
         centre, spread = to_bytes(layers.scale.centre), to_bytes(layers.scale.spread)
         write_record(
-            self.path, _Bank(self.model, self.reading, layers.capacity, layers.largest_group, centre, spread, clusters)
+            self.path, _Bank(self.model, READING, layers.capacity, layers.largest_group, centre, spread, clusters)
         )
         self.layers = layers
 
 
-def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
-    """Open a bank. Raises StokerError if it is missing or damaged (facts), or of another model or `reading`."""
-    return BankStore(folder, model=model, reading=reading).refresh()
+def open_bank(folder: Path, *, model: str) -> BankStore:
+    """Open a bank. Raises StokerError if it is missing or damaged (facts), or of another model or `READING`."""
+    return BankStore(folder, model=model).refresh()
 
 
 @contextlib.contextmanager
