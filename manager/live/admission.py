@@ -140,7 +140,6 @@ class UnprovenConnections:
         self._ceiling = limit - KEPT_FREE
         self._peers: dict[int, Peer] = {}
         self._lines = SeldomLog(log)
-        self.cut = 0
 
     def accepted(self, descriptor: int) -> None:
         self.settled(descriptor)
@@ -152,7 +151,6 @@ class UnprovenConnections:
         surplus = self.places.pop_oldest_connection() if descriptor >= self._ceiling else self.places.surplus()
         if surplus is not None:
             oldest, address = surplus
-            self.cut += 1
             _shut_down_connection(oldest, self._peers.pop(oldest))
             known = len(self._peers) + 1
             self._lines.warning(
