@@ -42,7 +42,7 @@ from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_scale
 from stoker.tuning.bank.layers import build as build_layers
-from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, score_all_candidates, two_layers
+from stoker.tuning.bank.lookup import SAVING, LookupResult, Score, look_up, two_layers
 
 SAMPLE_SEED = 0
 SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with seed {SAMPLE_SEED}."
@@ -174,7 +174,7 @@ def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, Lookup
     for part in (30, 20, 10, 6):
         found[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
     default = found["best bin first, the default limit"]
-    losses = np.array(score([candidate.text for candidate in layers]))
+    losses = np.array(score([candidate.text for candidate in layers.candidates.values()]))
     draws = [
         sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores]  # type: ignore[union-attr]
         for turn in range(100)
@@ -221,7 +221,7 @@ def groupings(
             continue
         layers = build_layers(candidates, features, k=k, capacity=len(candidates))
         for score in scores.values():
-            looked, best = two_layers(layers, score), score_all_candidates(layers, score).loss
+            looked, best = two_layers(layers, score), look_up(layers, score, limit=len(layers)).loss
             found.setdefault(k, []).append({"scores": looked.scores, "regret": looked.loss - best})
     return found
 
@@ -256,7 +256,7 @@ def side(
 
     begun = time.perf_counter()
     bank = ensure_bank(
-        bank_folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
+        bank_folder, some, model=Path(default_model()).name, read=read, again=True,
         k=clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
     )  # fmt: skip
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
@@ -270,7 +270,7 @@ def side(
         of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
         score = Scores(records, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of)
         of_task[task] = score
-        every_loss = score_all_candidates(layers, score).losses.values()
+        every_loss = look_up(layers, score, limit=len(layers)).losses.values()
         losses = sorted(loss for loss in every_loss if not math.isnan(loss))
         of_kinds = lookup_kinds(layers, score, seed=0)
         default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
@@ -278,7 +278,7 @@ def side(
             found.setdefault(kind, []).append(judge_lookup(one, losses, scores=default))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
-    readings = Readings(bank_folder, model=Path(default_model()).name, reading=build.reading_of())
+    readings = Readings(bank_folder, model=Path(default_model()).name)
     features = readings.features(some)
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",

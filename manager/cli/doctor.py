@@ -25,7 +25,7 @@ from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.executor import detached, new_sessions
 from stoker.manager.live import lease, node_store
-from stoker.protocol import show_nodes
+from stoker.protocol import show_status
 from stoker.protocol.session import SessionFolder, is_begun, is_session_folder
 from stoker.site import Site
 from stoker.units import show_bytes
@@ -100,7 +100,7 @@ def excluded_nodes() -> Iterator[Finding]:
         yield ok("nodes", "no node is excluded because its devices failed")
     for record in found:
         fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
-        yield warn("nodes", f"no block starts on node {show_nodes.describe_excluded_node(record)}", fix)
+        yield warn("nodes", f"no block starts on node {show_status.describe_excluded_node(record)}", fix)
 
 
 def clear_node(node: str) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) ->
         folder = SessionFolder(path)
         died = False
         with contextlib.suppress(OSError, StokerError):
-            holder = lease.read(lease.lease_file(folder))
+            holder = lease.read(folder.lease)
             died = holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
         if not path.exists() or detached.over(folder) or (path not in managed and died):
             gone.add(path)

@@ -28,10 +28,12 @@ from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
 from stoker.manager.cli.init import describe
 from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, IMAGE, HostFacts, Slurm, inspect_host
 from stoker.manager.executor import detached, engines, new_sessions
-from stoker.manager.factory import pacing, parsl_parts
+from stoker.manager.factory import pacing
 from stoker.manager.factory.allowed_nodes import PROBE_WALLTIME_S
 from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run
 from stoker.manager.factory.commands import CommandRunner
+from stoker.manager.factory.submitting import is_temporary_submission_error
 from stoker.manager.live import interfaces
 from stoker.pilot.taskvine import factory as taskvine_factory
 from stoker.protocol import show_status
@@ -74,9 +76,6 @@ def show(site: Site) -> DryRunLines:
     """Return the lines that `stoker up --dry-run` prints. Raises ConfigError for settings that the batch system does
     not support.
     """
-    parsl_parts.import_in_parts()
-    from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
-
     folder, text = _script(site)
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
@@ -93,16 +92,11 @@ def show(site: Site) -> DryRunLines:
 
 
 def _script(site: Site) -> tuple[SessionFolder, str]:
-    parsl_parts.import_in_parts()
-    from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
-
     folder = SessionFolder(new_sessions.default_place(_EXAMPLE))
     return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=new_sessions.python_path())
 
 
 def _judge(site: Site, script: str) -> SlurmVerdict:
-    from stoker.manager.factory.submitting import is_temporary_submission_error  # slow import of Parsl
-
     if shutil.which("sbatch") is None:
         return SlurmVerdict("Slurm did not check this script: no sbatch on the PATH of this host")
     with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:

@@ -29,6 +29,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.locks import is_locked, machine, started
+from stoker.log_files import tail
 from stoker.manager.cli import console
 from stoker.units import show_seconds
 
@@ -189,7 +190,6 @@ _START_S = 30.0
 _EARLY_S = 1.0
 """If a program fails within this many seconds, `start` raises an error with the program's output."""
 _LOOK_EVERY_S = 0.1
-_TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
@@ -217,7 +217,8 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         time.sleep(_LOOK_EVERY_S)
     end = run.end
     if run.facts is None or (end is not None and end.status):
-        raise SessionError(f"run {run.name} ended at once: {run.state()}{tail(run)}", log=str(run.log))
+        lines = "".join(f"\n  {line}" for line in tail(run.log).splitlines())
+        raise SessionError(f"run {run.name} ended at once: {run.state()}{lines}", log=str(run.log))
     facts = run.facts
     console.lines([
         f"{run.name} runs on {facts.host} (pid {facts.pid}) and continues after you log out; its log is {run.log}",
@@ -226,16 +227,6 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         f"  stop     stoker down {run.name}",
     ])  # fmt: skip
     return run
-
-
-def tail(run: DetachedRun) -> str:
-    try:
-        with run.log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()[-20:]
-    except OSError:
-        return ""
-    return "".join(f"\n  {line}" for line in lines)
 
 
 def follow(run: DetachedRun) -> None:

@@ -67,7 +67,7 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
     holder = None
     with contextlib.suppress(SessionError):
-        holder = lease.read(lease.lease_file(folder))
+        holder = lease.read(folder.lease)
     if holder is not None and lease.is_alive(holder) is None and not holder.over:
         yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
@@ -222,7 +222,7 @@ def _reasons_against_pruning(folder: SessionFolder) -> Iterator[str]:
         if is_locked(folder.path / name):
             yield f"{name} is locked: one of its processes runs"
     try:
-        holder = lease.read(lease.lease_file(folder))
+        holder = lease.read(folder.lease)
     except (OSError, SessionError) as error:
         yield str(error)
         return

@@ -81,7 +81,7 @@ def unreachable(folder: SessionFolder) -> str:
     """Return why this machine's network cannot reach the manager, or an empty text."""
     if not folder.file.exists():
         return ""
-    file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
+    file, holder = folder.read(), lease.read_if_whole(folder.lease)
     if holder is None or not lease.is_alive(holder) or not (why := interfaces.explain_missing_route(file.address)):
         return ""
     return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
@@ -92,7 +92,7 @@ def over(folder: SessionFolder) -> str:
 
 
 def unwritten(folder: SessionFolder) -> str:
-    return lease.unwritten(lease.lease_file(folder))
+    return lease.unwritten(folder.lease)
 
 
 def read_launch(folder: SessionFolder) -> Launch:
@@ -153,7 +153,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
         launch = msgspec.structs.replace(launch, options=(*launch.options, "--any-port"))
     if why := unreachable(folder):
         raise SessionError(why, session=launch.session)
-    path = lease.lease_file(folder)
+    path = folder.lease
     before, said_before = lease.read(path), _session_file_mtime_ns(folder)
     if before is not None and before.over:
         raise _session_over_error(launch, before.over)

@@ -17,7 +17,7 @@ from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import detached, engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import reject_invalid_import_paths
-from stoker.manager.live.session_policies import check_policies, keep_policies
+from stoker.manager.live.session_policies import keep_policies, policies_for
 from stoker.protocol.session import SessionFolder, is_session_folder
 from stoker.site import Site
 
@@ -33,7 +33,7 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
                 )
     sites = tuple(found.values())
     engines.refuse(sites)
-    check_policies(sites)
+    policies_for(sites)
     return sites
 
 

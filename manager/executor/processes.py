@@ -22,6 +22,7 @@ from zmq import curve_keypair
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.folders import refuse_non_utf8_path
+from stoker.log_files import tail
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.keeper import Restarts, describe_pause
 from stoker.protocol.session import KeyPair, SessionFolder, is_begun, is_session_folder, modification_time
@@ -116,7 +117,7 @@ def _state_folder_error(links: Path, what: str, error: OSError) -> SessionError:
 
 def _session_may_run(folder: SessionFolder) -> bool:
     try:
-        holder = lease.read(lease.lease_file(folder))
+        holder = lease.read(folder.lease)
     except (OSError, SessionError):  # the file system does not answer
         return True
     if holder is None:
@@ -211,11 +212,6 @@ def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[by
 
 def error_with_log_tail(what: str, log: Path, *, said_at: int = 0) -> SessionError:
     """Return an error with the last lines of a manager's log. `said_at`: the log's size before the manager started."""
-    said = b""
-    with suppress(OSError):
-        said = log.read_bytes()
-    if len(said) >= said_at:  # a log that is smaller than before was full and has been restarted
-        said = said[said_at:]
-    lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    lines = tail(log, start=said_at, lines=_TAIL_LINES).splitlines()
     text = "".join(f"\n  {line}" for line in lines) or " (the manager printed nothing)"
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from stoker.log_files import tail
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.core import events, limits, probes
@@ -35,7 +36,7 @@ from stoker.pilot.core.state import Stage
 from stoker.pilot.devices import PilotDevice, visible
 from stoker.pilot.devices import monitor as devices_monitor
 from stoker.pilot.devices.monitor import Reading
-from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tree
+from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tree
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.units import show_signal

@@ -10,6 +10,7 @@ from signal import SIGKILL
 from typing import assert_never
 
 from stoker.contexts.recipe import Awareness
+from stoker.log_files import tail
 from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.fetches import is_pilots_fault
@@ -21,7 +22,6 @@ from stoker.pilot.core.events import LibraryPrepared, ProcessEnded, ProcessMade
 from stoker.pilot.devices import visible
 from stoker.pilot.library import connection
 from stoker.pilot.zygote.client import Exited, Fork, Forked, ForkFailed, Preloaded, Zygote
-from stoker.pilot.zygote.processes import tail
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_library import Load
 from stoker.protocol.to_pilot import StartLibrary

@@ -16,11 +16,11 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.log_files import tail
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
 from stoker.pilot.taskvine.messages import OVER_LIMIT, OVER_MEMORY, Note
-from stoker.pilot.zygote.processes import tail
 from stoker.protocol import to_agent, to_library
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
 from stoker.protocol.ids import CallId, FunctionKey

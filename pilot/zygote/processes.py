@@ -239,13 +239,3 @@ def cpu_seconds(pid: int) -> float:
         return sum(map(int, fields[11:15])) / _TICK
     except (OSError, IndexError, ValueError):
         return 0.0
-
-
-def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))
-            data = file.read(most_bytes)
-    except OSError:
-        return ""
-    return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:])

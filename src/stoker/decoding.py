@@ -7,12 +7,15 @@ and MemoryError and OverflowError for impossible lengths.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from stoker.errors import ConfigError
 
 __all__ = ["UNREADABLE", "read_text", "why_not_json"]
+
+T = TypeVar("T")
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
 """All exceptions that msgspec's decoders and `json` raise for damaged bytes."""
@@ -70,6 +73,14 @@ def describe_invalid_utf8(data: bytes) -> str:
 def invalid_byte_message(place: int, byte: int) -> str:
     """Return the error text for a byte that is not UTF-8. `place`: its column, from 1."""
     return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Return the content of a JSON file, or None if it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, *UNREADABLE):
+        return None
 
 
 def why_not_json(data: bytes, error: BaseException) -> str:

@@ -104,6 +104,18 @@ def keep_log(path: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
+def tail(path: str | Path, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
+    """Return the last lines after byte `start`, which a new, shorter file ignores."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(start if start <= size else 0, size - most_bytes))
+            data = file.read(most_bytes)
+    except OSError:
+        return ""
+    return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:])
+
+
 def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     """Free the middle of a file that uses more than `most_bytes` of disk. Return False if nothing was freed."""
     facts = path.stat()

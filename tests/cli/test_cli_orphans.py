@@ -46,13 +46,13 @@ def pilot_of() -> Iterator[PilotOf]:
 
 
 def held(manager: Manager) -> lease.LeaseHolder:
-    holder = lease.read(lease.lease_file(manager.folder))
+    holder = lease.read(manager.folder.lease)
     assert holder is not None
     return holder
 
 
 def give_lease(folder: SessionFolder, holder: lease.LeaseHolder, **how: object) -> None:
-    lease.lease_file(folder).write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
+    folder.lease.write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
 
 
 def left_behind() -> set[int]:

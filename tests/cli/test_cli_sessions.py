@@ -27,7 +27,7 @@ def a_session(name: str, *, days: float = 20.0, place: Path | None = None, over:
     folder.write(SessionFile(name, 1, "tcp://127.0.0.1:1", "key"))
     folder.manager_log.write_bytes(b"x" * 1000)
     if over:
-        held = lease.take(lease.lease_file(folder))
+        held = lease.take(folder.lease)
         held.release(over="stoker down")
     aged(folder, days)
     return folder
@@ -112,7 +112,7 @@ def test_prune_keeps_a_session_whose_manager_may_run_elsewhere(stoker: Stoker):
     old = a_session("old1", over=False)
     (old.path / "manager.json").unlink()  # without this file the session cannot be queried
     holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
-    lease.lease_file(old).write_bytes(msgspec.json.encode(holder))
+    old.lease.write_bytes(msgspec.json.encode(holder))
     aged(old, 20)
     assert "its manager was pid 42 on n7, and may still run" in kept(stoker)
 

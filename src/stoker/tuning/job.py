@@ -230,11 +230,7 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
     job = read_toml(text, Job, file=file, shapes={}, read=read_unit, data=data)
     line = line_of(("until", "deadline"), text)
     job.refuse_past_deadline(now_s=time.time() if now_s is None else now_s, file=file, line=line)
-    return _with_absolute_paths(job, folder)
-
-
-def _with_absolute_paths(job: Job, folder: Path) -> Job:
-    """Return the job with absolute paths. If the model is not an existing path, it is a name on the model hub."""
+    # If the model is not an existing path, it is a name on the model hub.
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
     return msgspec.structs.replace(job, model=model, data=data)
