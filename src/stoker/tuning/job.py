@@ -226,14 +226,14 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
 
 def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
     """Parse a job. `file`: name for error messages. `folder`: folder for relative paths. Raises ConfigError."""
-    data = parse_toml(text, file=file)
-    job = read_toml(text, Job, file=file, shapes={}, read=read_unit, data=data)
+    said = parse_toml(text, file=file)
+    job = read_toml(text, Job, file=file, shapes={}, read=read_unit, data=said)
     line = line_of(("until", "deadline"), text)
     job.refuse_past_deadline(now_s=time.time() if now_s is None else now_s, file=file, line=line)
     # If the model is not an existing path, it is a name on the model hub.
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
-    return msgspec.structs.replace(job, model=model, data=data)
+    return msgspec.structs.replace(job, model=model, data=said)
 
 
 def digest_job(job: Job, *more: Any) -> str:
