@@ -1,8 +1,7 @@
 """A simulated batch system and its factory.
 
-A block waits for a random time, then for capacity, in order of submission. If the capacity shrinks, running blocks are
-preempted without notice. The manager learns of the preemption at the next poll of the batch system, but detects broken
-connections to pilots soon.
+A block waits for a random time, then for capacity, in order of submission. A smaller capacity preempts running blocks
+without notice. The manager learns of this at its next poll of the batch system, but detects broken connections soon.
 """
 
 from __future__ import annotations
@@ -54,8 +53,6 @@ class BatchSystem:
             nodes=model.nodes, walltime_s=float(model.walltime_s), slots=model.devices, kind=model.kind,
         )  # fmt: skip
 
-    # ---- requests of the manager
-
     def submit(self, order: BlockOrder) -> None:
         job = self._jobs[order.block] = _Job(order.block, self._submitted)
         self._submitted += 1
@@ -69,8 +66,6 @@ class BatchSystem:
         job = self._jobs.get(block)
         if job is not None:
             self._end_job(job, "cancelled")
-
-    # ---- events of the batch system
 
     def _enqueue(self, job: _Job) -> None:
         if not job.over:

@@ -1,10 +1,8 @@
 """A simulated pilot: the pilot's real core (`stoker.pilot.core`) in virtual time.
 
-Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated.
-
-Transfers are simulated as continuous flows, so a pilot may send bytes that it does not have yet. Therefore a fetch
-completes only when one of its sources has the whole object. If a source is lost earlier, the bytes that the source
-lacked must be fetched from another source.
+Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated. Transfers are
+continuous flows, so a pilot may send bytes that it does not have yet. A fetch therefore completes only when one of its
+sources has the whole object. If a source is lost earlier, the bytes that it lacked come from another source.
 """
 
 from __future__ import annotations
@@ -53,10 +51,8 @@ class _Fetch:
         self.left = float(ref.size_bytes)
         self.began_at = now
         self.transfer: Transfer | None = None
-        self.sources: tuple[SimPilot | None, ...] = ()
-        """Sources in the order of the transfer's paths. None means the origin."""
-        self.moved: dict[SimPilot | None, float] = {}
-        """Bytes from each source until the paths last changed."""
+        self.sources: tuple[SimPilot | None, ...] = ()  # In the order of the transfer's paths; None means the origin
+        self.moved: dict[SimPilot | None, float] = {}  # Bytes from each source until the paths last changed
         self.operations_left = False
         self.bytes_here = False
 
@@ -81,9 +77,8 @@ class Fetching:
         if fetch is None or fetch.bytes_here:
             return
         sim, machine = self._pilot.sim, self._pilot.machine
-        paths: list[tuple[SharedLink, ...]] = []
+        paths, failed = list[tuple[SharedLink, ...]](), []
         sources: list[SimPilot | None] = []
-        failed = []
         for peer in order.peers:
             other = sim.pilots.get(peer.pilot)
             if other is None or not other.here:
@@ -101,9 +96,8 @@ class Fetching:
             fetch.transfer = sim.network.start(fetch.left, paths, lambda: self._handle_arrived_bytes(fetch))
         else:
             sim.network.lead(fetch.transfer, paths)
-        if failed:
-            for peer_id in failed:
-                self._pilot.handle(SourceFailed(fetch.ref.name, "it is gone", peer_id))
+        for peer_id in failed:
+            self._pilot.handle(SourceFailed(fetch.ref.name, "it is gone", peer_id))
 
     def _read_operations(self, fetch: _Fetch) -> None:
         sim = self._pilot.sim
@@ -136,7 +130,7 @@ class Fetching:
         givers = [source for source in fetch.moved if source is not None]
         if givers and None not in fetch.sources and not any(name in giver.machine.on_disk for giver in givers):
             for giver in givers:
-                giver.fetching.notify_when_file_complete(self._pilot, fetch)
+                giver.fetching._waiting_for_whole.setdefault(name, []).append((self._pilot, fetch))
             return
         del self._fetches[name]
         pilot, sim = self._pilot, self._pilot.sim
@@ -156,11 +150,8 @@ class Fetching:
             if size:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
-    def notify_when_file_complete(self, other: SimPilot, fetch: _Fetch) -> None:
-        self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
-
     def vanish(self) -> None:
-        """Stop all fetches. Other pilots must fetch again the bytes that this pilot sent but did not have."""
+        """Stop all fetches. Other pilots fetch again the bytes that this pilot sent but did not have."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
@@ -176,10 +167,7 @@ class Fetching:
                 other.fetching._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
-        """Fetch the bytes again that a lost source did not have.
-
-        A source that had all its bytes from incomplete sources counts as empty.
-        """
+        """Fetch the bytes again that a lost source lacked, or all of its bytes if it had only incomplete sources."""
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
         if not fetch.bytes_here:
@@ -194,23 +182,19 @@ _UNLIMITED_BYTES = 1 << 62
 
 
 class PilotSurroundings(Surroundings, Protocol):
-    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of ended pilots."""
+    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of ended pilots. `pilots`: those not ended."""
 
     busy_s: float
     warm_s: float
 
     @property
-    def pilots(self) -> Mapping[PilotId, SimPilot]:
-        """Pilots that have not ended."""
+    def pilots(self) -> Mapping[PilotId, SimPilot]: ...
 
-    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """Create a pilot of a block that has started."""
+    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot: ...
 
-    def pilot_ended(self, pilot: SimPilot) -> None:
-        """Handle the end of a pilot. The job of the pilot may still run."""
+    def pilot_ended(self, pilot: SimPilot) -> None: ...  # The job of the pilot may still run
 
-    def factory_says(self, update: to_manager.BlockUpdate) -> None:
-        """Send an update of the batch system to the manager."""
+    def factory_says(self, update: to_manager.BlockUpdate) -> None: ...
 
 
 class SimPilot:
@@ -240,8 +224,7 @@ class SimPilot:
         self.here = True
         self.left = False
         self._ends_at = ends_at
-        self._frame: list[to_manager.FromPilot] = []
-        """Messages to the manager that have not arrived yet."""
+        self._frame: list[to_manager.FromPilot] = []  # Messages to the manager that have not arrived yet
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
@@ -257,8 +240,6 @@ class SimPilot:
     def hear(self, message: to_pilot.ToPilot) -> None:
         if self.here:
             self.handle(FromManager(message))
-
-    # ---- the shell
 
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
@@ -362,8 +343,6 @@ class SimPilot:
         self._timers.pop(key, None)
         if self.here:
             self.handle(TimerFired(key))
-
-    # ---- the end
 
     def _exit(self) -> None:
         if not self.here:

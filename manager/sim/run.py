@@ -57,10 +57,9 @@ class SimulationError(StokerError):
 class RunOutcome(msgspec.Struct, frozen=True):
     """The result of a simulated run. Times are in seconds.
 
-    `complete`: False if the run was cut off. `ended_at`: time at which the last call ended or the run was cut off.
-    `device_s`: device-seconds per tier. `busy_s`: device-seconds during which a call ran. `warm_s`: device-seconds
-    during which a device had a library, counted from the load order. `mean_batch`: mean number of requests per decode
-    step.
+    `complete`: False if the run was cut off, at `ended_at`. `device_s`: device-seconds per tier. `busy_s`, `warm_s`:
+    device-seconds during which a device ran a call, and had a library (from the load order). `mean_batch`: mean number
+    of requests per decode step.
     """
 
     complete: bool
@@ -81,7 +80,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 class Simulation:
     """Simulates a world with the core of a session's manager, its policies, and an event log.
 
-    `seed` determines all random draws. `counted`: log numbers of calls instead of each call (`stoker.manager.sim.log`).
+    `counted`: log numbers of calls instead of each call (`stoker.manager.sim.log`).
     """
 
     def __init__(
@@ -100,17 +99,14 @@ class Simulation:
             files.name: files.operations for model in world.contexts.values() for files in model.files
         }
         self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
-        self.frame_s = world.delays.frame_s + world.delays.message_s
-        """Seconds until a message of a pilot reaches the manager."""
+        self.frame_s = world.delays.frame_s + world.delays.message_s  # Until a pilot's message reaches the manager
         self.message_s = float(world.delays.message_s)
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
-        self.gathering: dict[CallId, CallRun] = {}
-        """For each call, its latest run that still waits for members of its gang."""
+        self.gathering: dict[CallId, CallRun] = {}  # By call: its latest run that waits for members of its gang
+        # Hidden from policies: the number of items of calls that end early, and token times of open calls to engines
         self.really: dict[CallId, int] = {}
-        """Actual number of items of each call that ends early. Policies do not see these numbers."""
         self.tokens: dict[CallId, TokenTimes] = {}
-        """Token times of each unfinished call to an engine. Policies do not see these times."""
         self.honours = policies.honours
         self.engine_steps = StepCounts()
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
@@ -126,7 +122,7 @@ class Simulation:
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
         """Simulate until the last call has ended, or until `until_s`. Raises SimulationError.
 
-        `tell` is called regularly with the simulated time and the number of ended calls.
+        `tell` regularly receives the simulated time and the number of ended calls.
         """
         self._carry_out(self.core.start())
         self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
@@ -164,8 +160,6 @@ class Simulation:
         call = next(iter(self.core.state.calls.values()), None)
         why = waits_for(self.core.state, call.group.context) if call is not None else "without a record in the manager"
         return f"{open_calls} calls wait ({why})"
-
-    # ---- between the core and the world
 
     def handle(self, event: Event) -> None:
         self.core_events += 1
@@ -206,7 +200,7 @@ class Simulation:
             self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
 
     def _step_times_on_device_kind(self, times: StepTimes, kind: str) -> StepTimes:
-        """Return the step times as measured on a device kind. The same table and speed give the same object."""
+        """Return the step times as measured on a device kind, one object for each table and speed."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times
@@ -235,8 +229,6 @@ class Simulation:
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         self.handle(FromClient(_FACTORY, 0, [update]))
-
-    # ---- methods for the parts of the world
 
     def items_of(self, spec: CallSpec) -> int:
         return self.really.get(spec.call) or items_of(spec)

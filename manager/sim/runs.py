@@ -34,7 +34,7 @@ from stoker.protocol.ids import CallId, LibraryId
 
 
 class Surroundings(Protocol):
-    """The part of a simulation that libraries and runs use. Times are in seconds."""
+    """The part of a simulation that libraries and runs use. `items_of` returns a call's actual number of items."""
 
     session: str
     world: World
@@ -55,14 +55,11 @@ class Surroundings(Protocol):
     engine_steps: StepCounts
     gathering: dict[CallId, CallRun]
 
-    def handle(self, event: Event) -> None:
-        """Pass an event to the manager."""
+    def handle(self, event: Event) -> None: ...
 
-    def items_of(self, spec: CallSpec) -> int:
-        """Return the actual number of items of a call."""
+    def items_of(self, spec: CallSpec) -> int: ...
 
-    def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        """Return the step times of a context's engine on a kind of device."""
+    def step_seconds(self, context: str, kind: str) -> StepSeconds: ...
 
 
 def speedup(size: int, *, efficiency: float) -> float:
@@ -83,18 +80,14 @@ class WorkDone(NamedTuple):
         return f"{self.head!r} {self.items!r}".encode()
 
 
-NOTHING = WorkDone()
-
-
 def parse_completed_work(spec: CallSpec) -> WorkDone:
-    return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
+    return WorkDone(*map(float, spec.progress.split()))
 
 
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
-    """The schedule of a run, in seconds at full speed.
+    """The schedule of a run, in seconds at full speed from its start.
 
-    `before`: work that earlier runs of the call completed. `meet_s`: from the start until the members of the gang have
-    connected. `first_s`: from the start until the next item begins. `whole_s`: from the start until the end.
+    `before`: work of earlier runs. `meet_s`: until the gang has connected. `first_s`: until the next item begins.
     """
 
     before: WorkDone
@@ -117,8 +110,7 @@ def plan_run_schedule(
 ) -> RunSchedule:
     """Return the schedule of a run on a gang.
 
-    `call_s`, `item_s`: times of the slowest member. `items`: actual number of items. `factor`: the call's run time
-    divided by the mean run time.
+    `call_s`, `item_s`: times of the slowest member. `factor`: the call's run time divided by the mean run time.
     """
     before = parse_completed_work(spec)
     before_s = spec.features.seconds_before_first_item(size) if spec.features is not None else 0.0
@@ -151,17 +143,14 @@ class RunningLibrary(Protocol):
     ready_at: float
     is_over: bool
 
-    def say(self, message: to_agent.ToAgent) -> None:
-        """Send a message to the pilot."""
+    def say(self, message: to_agent.ToAgent) -> None: ...  # Send a message to the pilot
 
     def warm_up(self, items: int) -> int:
         """Count `items` more items as begun. Return how many of them take longer because the process is new."""
 
-    def ended(self, call: CallId, *, ran_s: float) -> None:
-        """Report the end of a call on this member, and start the next call."""
+    def ended(self, call: CallId, *, ran_s: float) -> None: ...  # End a call on this member; start the next call
 
-    def served(self, call: CallId) -> None:
-        """End a call after the engine has written its last token."""
+    def served(self, call: CallId) -> None: ...  # End a call after the engine's last token
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
@@ -181,11 +170,11 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
         return _report(spec, done)
 
 
-_ROUNDING_S = 1e-6
-
-
 class CallRun:
-    """One run of a call on its member libraries. The run exists until its last member has left."""
+    """One run of a call on its member libraries, until its last member has left.
+
+    `over`: the run has ended or a member has left. `_done`: completed work at the last progress report.
+    """
 
     __slots__ = (
         "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",
@@ -201,12 +190,9 @@ class CallRun:
         self.ordered_at = sim.agenda.now
         self._size = size
         self.members: dict[int, RunningLibrary] = {}
-        self.begun = False
-        self.over = False
-        """True after the run has ended or a member has left."""
+        self.begun = self.over = False
         self._began_at = self._kept_at = 0.0
         self._done = parse_completed_work(spec)
-        """Completed work of the call at its last progress report."""
         self._next: Entry | None = None
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
@@ -221,19 +207,15 @@ class CallRun:
             self.members = dict(sorted(self.members.items()))
             devices = [device for member in self.members.values() for device in member.devices]
         self.begun = True
-        self._course = self._planned()
+        plan = planned(sim, spec, tuple(self.members.values()))
+        cold = max([member.warm_up(sim.items_of(spec)) for member in self.members.values()])
+        self._course = replace(plan, whole_s=plan.whole_s + cold * library.model.warm_item_s)
         self._began_at = self._kept_at = sim.agenda.now
         self.work = begin_together(devices, self._course.whole_s, part=library.part, then=self._ended, args=())
         for rank, member in self.members.items():
             sim.calls_log.began(sim.agenda.now, spec, member.where, rank=rank)
         if sim.progress_s:
             self._next = sim.agenda.after(sim.progress_s, self._tell)
-
-    def _planned(self) -> RunSchedule:
-        sim, spec, members = self._sim, self.spec, tuple(self.members.values())
-        plan = planned(sim, spec, members)
-        cold = max([member.warm_up(sim.items_of(spec)) for member in members])
-        return replace(plan, whole_s=plan.whole_s + cold * members[0].model.warm_item_s)
 
     def _tell(self) -> None:
         reached_s = self.members[0].devices[0].reached(self.work)

@@ -1,4 +1,4 @@
-"""Synthetic workloads, and settings for recorded calls (`study.traces`).
+"""Synthetic workloads, and settings for recorded calls (docs/workloads.md, `study.traces`).
 
 Random draws depend only on seed and call number (`stoker.chance`).
 
@@ -8,9 +8,7 @@ Random draws depend only on seed and call number (`stoker.chance`).
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, Naval Research Logistics
   Quarterly 26(3), 1979).
 
-Times are added in whole nanoseconds, so sums are equal on every machine. A call to a `family` of contexts gets the
-context with the smallest `longest_input` that fits the call's input. The contexts for longer inputs become the call's
-variants.
+Times are added in whole nanoseconds, so sums are equal on every machine.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ def _check_gang(gang: tuple[int, int]) -> None:
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Deadlines of a call's tokens (0 = none).
 
-    The first token is due after `ttft`, or after `ttft_per_token` per input token if that is longer, but at most after
-    `ttft_most`. Each further token is due `tpot` later.
+    The first token is due after the larger of `ttft` and `ttft_per_token` per input token, at most after `ttft_most`.
+    Each further token is due `tpot` later.
     """
 
     ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
@@ -72,12 +70,9 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """Settings of the calls of a workload.
+    """Settings of the calls of a workload. `context`: one name, or several with weights.
 
-    `context`: one name, or several with weights (`{small = 3, large = 1}`). Lengths are mean numbers of tokens; with a
-    `_cv` (coefficient of variation), lengths are lognormal. Policies see the input length and the mean output length.
-    `deadline`: time from the arrival of a call (0 = none). `gang`: minimum and maximum number of libraries that run a
-    call. `latency`: target duration of a call (0 = none).
+    Lengths are mean numbers of tokens; with a `_cv` (coefficient of variation), lengths are lognormal.
     """
 
     context: str | dict[str, Weight]
@@ -99,7 +94,7 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
-    """All calls arrive together. `inputs`: total items. `items`: items per call; the last call may have fewer."""
+    """All calls arrive together. `inputs`: total items. `items`: items per call."""
 
     inputs: Many
 
@@ -115,7 +110,7 @@ class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
-    """Calls at equal intervals. The first call arrives at time 0."""
+    """Calls at equal intervals from time 0."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
@@ -125,7 +120,7 @@ class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, t
 
 
 class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
-    """Alternating calm periods and bursts of calls. `calm`, `burst`: mean durations of these periods."""
+    """Alternating calm periods and bursts of calls. `calm`, `burst`: their mean durations."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
     burst_rate_per_s: PerSecond = msgspec.field(name="burst_rate")
@@ -140,11 +135,7 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
-    """Calls whose rate changes over the day.
-
-    `rate`: mean rate. `swing`: height of the peak above the mean rate, as a share of the mean rate. `peak`: time of the
-    peak in each `period`.
-    """
+    """Calls whose rate changes over the day. `swing`: height of the peak above the mean, as a share of the mean."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
     swing: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
@@ -158,22 +149,15 @@ class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, t
 
 
 class TraceFormat(enum.Enum):
-    PHILLY = "philly"
-    """Jobs of Microsoft's Philly clusters (Sia artifact): time, duration, GPUs, cluster."""
-    ELASTICFLOW = "elasticflow"
-    """Jobs of the ElasticFlow simulator: time, duration, GPUs, model, deadline."""
-    AZURE_LLM = "azure_llm"
-    """Requests to Azure's language models: time, prompt and output lengths."""
-    SLINFER = "slinfer"
-    """Requests to many functions (SLINFER's JSON): arrival times and both lengths of each request."""
-    CSV = "csv"
-    """A table whose header names fields of `stoker.manager.sim.client.Arrival`, at least `at_s`. The columns
-    `gang_least` and `gang_most` specify a gang.
-    """
+    PHILLY = "philly"  # Jobs of Microsoft's Philly clusters (Sia artifact): time, duration, GPUs, cluster
+    ELASTICFLOW = "elasticflow"  # Jobs of the ElasticFlow simulator: time, duration, GPUs, model, deadline
+    AZURE_LLM = "azure_llm"  # Requests to Azure's language models: time, prompt and output lengths
+    SLINFER = "slinfer"  # Requests to many functions (SLINFER's JSON): arrival times and both lengths
+    CSV = "csv"  # A table whose header names fields of `Arrival`; `gang_least` and `gang_most` specify a gang
 
 
 _JOBS = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW})
-_NAMED = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW, TraceFormat.SLINFER})
+_NAMED = _JOBS | {TraceFormat.SLINFER}
 
 
 class Trace(
@@ -181,11 +165,8 @@ class Trace(
 ):  # fmt: skip
     """Recorded calls. `file` is relative to the scenario's folder and may be gzipped.
 
-    `context`: one name, or a list of names. The models (ElasticFlow), functions (SLINFER) or clusters (Philly) of the
-    trace get these names in turn, in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`.
-    `cluster`: the cluster of a Philly trace to use (empty = all). `item`: duration of one item of a job. `speedup`
-    divides only the arrival times. `start`, `for`, `count`: the part of the trace to use, in the trace's time (0 =
-    all).
+    `context`: one name, or a list of names, which the models, functions or clusters of the trace get in turn.
+    `contexts` assigns contexts by name. `start`, `for`, `count`: the part of the trace to use, in the trace's time.
     """
 
     format: TraceFormat
@@ -317,9 +298,9 @@ def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
     bursting = stays.uniform(0) < workload.burst_s / (workload.burst_s + workload.calm_s)
     now_ns, drawn = 0, count()
     for stay in count(1):
-        rate, mean_s = (
-            (workload.burst_rate_per_s, workload.burst_s) if bursting else (workload.rate_per_s, workload.calm_s)
-        )
+        rate, mean_s = workload.rate_per_s, workload.calm_s
+        if bursting:
+            rate, mean_s = workload.burst_rate_per_s, workload.burst_s
         ends_ns = now_ns + _to_nanoseconds(stays.exponential(stay, mean=mean_s))
         while rate:
             now_ns += _to_nanoseconds(gaps.exponential(next(drawn), mean=1.0 / rate))
@@ -349,9 +330,9 @@ def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls. A call to a family of contexts gets those contexts that accept its input length.
+    """Yield the calls. A call to a family gets the contexts that accept its input length, the shortest first.
 
-    Raises ConfigError for a call that is too long for all contexts of its family.
+    The others become its variants. Raises ConfigError for a call that is too long for all contexts of its family.
     """
     families = _families(world)
     if not families:
@@ -372,10 +353,7 @@ def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
 
 def _families(world: World) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
-    for name, model in world.contexts.items():
+    for name, model in sorted(world.contexts.items(), key=lambda item: item[1].longest_input):
         if model.family:
             found.setdefault(model.family, []).append(name)
-    return {
-        family: tuple(sorted(names, key=lambda name: world.contexts[name].longest_input))
-        for family, names in found.items()
-    }
+    return {family: tuple(names) for family, names in found.items()}
