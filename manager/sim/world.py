@@ -40,7 +40,7 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.times.prefill or not self.times.decode:
-            raise ValueError("times: prefill and decode each need at least one cell [tokens, length, seconds]")
+            raise ValueError("times: an engine needs prefill and decode, each with a cell [tokens, length, seconds]")
         if not self.times.is_sound():
             raise ValueError("times: a number is negative, not finite or otherwise impossible")
         for cell in (*self.times.prefill, *self.times.decode):

@@ -1,13 +1,11 @@
 """Create a simulated world from a live session's measurements.
 
-The module replays the session's journal through the manager's core. The core's commands show which pilots loaded
-libraries and which libraries received calls. Pilots become sources of the world, one per kind of node. A context's load
-time is the mean of its loads, per kind of device. The run time of a context's calls is their mean. If calls have
-different numbers of items, the run time is a fixed time plus a time per item (least squares). The extra time of a
-library's first call is its warm-up. The gap between two calls of a library is the library's own time, plus the time of
-two messages if the second call was sent after the first call ended.
-
-Links are not modelled. Calls keep their recorded arrival times.
+The module replays the session's journal through the manager's core, whose commands show which pilots loaded libraries
+and which libraries received calls. Pilots become sources of the world, one per kind of node. A context's load time is
+the mean of its loads, per kind of device. The run time of a context's calls is their mean, or for different numbers of
+items a fixed time plus a time per item (least squares). The extra time of a library's first call is its warm-up. The
+gap between two calls of a library is the library's own time, plus the time of two messages if the second call was sent
+after the first call ended. Links are not modelled. Calls keep their recorded arrival times.
 """
 
 from __future__ import annotations
@@ -63,11 +61,10 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """A run of a call.
+    """A run of a call. `first`: the library's first. `waiting`: sent before the library was free.
 
-    `first`: True for the library's first call. `between_s`: seconds without a run since the library's previous call
-    ended or this call was dispatched, whichever is later (-1: unknown, for several slots). `waiting`: True if the call
-    was sent before the library was free.
+    `between_s`: seconds without a run since the library's previous call ended or this call was dispatched, whichever is
+    later (-1: unknown, for several slots).
     """
 
     recipe: str
@@ -107,12 +104,11 @@ class _LoadedLibrary(msgspec.Struct):
 
 
 class RecordedSession:
-    """The measurements of a session, read from its journal. Times are in seconds since the epoch."""
+    """The measurements of a session, in seconds since the epoch. `since`: start of a compacted journal, else 0."""
 
     def __init__(self, session: str) -> None:
         self.session = session
         self.since = 0.0
-        """Time from which a compacted journal contains events; 0 for a complete journal."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
@@ -130,8 +126,6 @@ class RecordedSession:
     def makespan_s(self) -> float:
         calls = self.calls
         return max(self.ended.values()) - calls[0].at if calls else 0.0
-
-    # ---- updates while the journal is read
 
     def begin(self, state: State, *, since: float) -> None:
         self.since = since
@@ -247,8 +241,7 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
 
 
 MOST_CV = 5.0
-WARM_UP = 0.05
-"""A first call shows a warm-up if its run time exceeds the normal run time by more than this share."""
+WARM_UP = 0.05  # A first call shows a warm-up if its run time exceeds the normal run time by more than this share
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
@@ -256,7 +249,7 @@ M = TypeVar("M", RecordedLoad, RecordedRun)
 class Calibrated(msgspec.Struct, frozen=True):
     """The simulated world and the calls of a recorded session.
 
-    `makespan_s`: makespan of the live session. `advice`: the manager's estimates before a context's first load.
+    `makespan_s`: of the live session. `advice`: the manager's estimates before a context's first load.
     """
 
     session: str
@@ -277,8 +270,7 @@ class MakespanComparison(msgspec.Struct, frozen=True):
 
 
 def calibrate(recorded: RecordedSession) -> Calibrated:
-    """Return the simulated world that a recorded session implies. Raises SessionError for contexts on several
-    devices."""
+    """Return the simulated world of a recorded session. Raises SessionError for contexts on several devices."""
     calls = recorded.calls
     wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
     for recipe in wanted.values():
@@ -286,8 +278,7 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
             raise SessionError(f"context {recipe.name} spans {recipe.needs.devices} devices: that is not simulated yet")
     names: dict[str, str] = {}
     for key, recipe in wanted.items():
-        taken = recipe.name in names.values()
-        names[key] = f"{recipe.name}-{key[:12]}" if taken else recipe.name
+        names[key] = f"{recipe.name}-{key[:12]}" if recipe.name in names.values() else recipe.name
     start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
     own_s, message_s = _call_gaps(recorded.runs)
     contexts = {
@@ -328,9 +319,6 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
     return simulation.run().ended_at - calibrated.arrivals[0].at_s
 
 
-# ---- pilots
-
-
 def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[SourceModel, ...]:
     groups: dict[tuple[str, int, int], list[RecordedStay]] = defaultdict(list)
     for stay in stays:
@@ -355,9 +343,6 @@ def _capacity_steps(stays: Sequence[RecordedStay], *, start: float, until: float
         after = round(at - start, 6)
         steps.append((max(after, steps[-1][0] + _SOON_S) if steps else after, count))
     return tuple(steps)
-
-
-# ---- contexts
 
 
 def _context(

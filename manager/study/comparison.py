@@ -1,6 +1,6 @@
 """Compare policies: means over seeds with 95 % intervals, and sentences (verdicts) that name the better policy.
 
-All policies run in the same world. Two policies are compared by their runs with equal seeds (`statistics`).
+Two policies are compared by their runs with equal seeds (`statistics`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.manager.sim.workload import SweepCalls, has_deadlines
-from stoker.manager.study.measures import TokenFigures
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.statistics import MeanEstimate, estimate
@@ -21,8 +20,8 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 class Column(msgspec.Struct, frozen=True):
     """A column of the comparison table: one number per run, with a key for programs and a title for people.
 
-    `value` returns None for a run without this number. The mean then includes only the other runs; with `of_all`, the
-    mean is None. Tables show `scale` times the value. `may_lack`: hide the column if its value is 0 in all rows.
+    `value` returns None for a run without this number, which the mean then excludes; with `of_all`, the mean is None.
+    Tables show `scale` times the value. `may_lack`: hide the column if its value is 0 in all rows.
     """
 
     key: str
@@ -56,6 +55,12 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column("wait_p50_s", "wait, median (s)", lambda run: run.figures.wait_p50_s),
         Column(WAIT_P95_S, "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
     )
+    tokens = (
+        Column("objectives_met", "objectives met (%)", _of_tokens("met_objective_share"), scale=100.0),
+        Column("ttft_p50_s", "first token, median (s)", _of_tokens("ttft_p50_s")),
+        Column("ttft_p99_s", "first token, p99 (s)", _of_tokens("ttft_p99_s")),
+        Column("tpot_p50_s", "a token, median (ms)", _of_tokens("tpot_p50_s"), scale=1000.0),
+    )
     return (
         Column(DONE_AFTER, "done after (s)", lambda run: run.outcome.ended_at if run.outcome.complete else None),
         Column("of_bound", "x bound", _ratio_to_lower_bound, of_all=False),
@@ -63,7 +68,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
         *(() if isinstance(scenario.workload, SweepCalls) else waits),
         *(in_time if dated else ()),
-        *(_TOKENS if any(model.engine for model in scenario.world.contexts.values()) else ()),
+        *(tokens if any(model.engine for model in scenario.world.contexts.values()) else ()),
         Column("device_hours", "device-hours", lambda run: run.figures.held_s / 3600),
         *((warm,) if dated else ()),
         Column("busy", "busy (%)", lambda run: run.figures.busy, scale=100.0),
@@ -73,21 +78,8 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     )
 
 
-def _token_figure_getter(value: Callable[[TokenFigures], float | None]) -> Callable[[FinishedRun], float | None]:
-    return lambda run: None if run.figures.tokens is None else value(run.figures.tokens)
-
-
-_TOKENS = (
-    Column(
-        "objectives_met",
-        "objectives met (%)",
-        _token_figure_getter(lambda tokens: tokens.met_objective_share),
-        scale=100.0,
-    ),
-    Column("ttft_p50_s", "first token, median (s)", _token_figure_getter(lambda tokens: tokens.ttft_p50_s)),
-    Column("ttft_p99_s", "first token, p99 (s)", _token_figure_getter(lambda tokens: tokens.ttft_p99_s)),
-    Column("tpot_p50_s", "a token, median (ms)", _token_figure_getter(lambda tokens: tokens.tpot_p50_s), scale=1000.0),
-)
+def _of_tokens(name: str) -> Callable[[FinishedRun], float | None]:
+    return lambda run: getattr(run.figures.tokens, name, None)
 
 
 def copy_bounds_to_all_runs(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -150,9 +142,8 @@ _TIME = Criterion(
 
 
 def choose_ranking_criterion(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
-    """Return the criterion that ranks policies: met deadlines, if the workload has deadlines; items per second, if
-    calls failed; wait times, if calls arrive separately; otherwise the end of the run, or items per second if a run was
-    cut off.
+    """Return the criterion: met deadlines, or items per second if calls failed, or wait times if calls arrive
+    separately, or the end of the run, or items per second if a run was cut off.
     """
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -96,19 +97,17 @@ def _arrow_type(column: array[Any]) -> Any:
     return pa.float64() if column.typecode == "d" else {4: pa.int32(), 8: pa.int64()}[column.itemsize]
 
 
-MOST_CALLS = 200_000
-"""Maximum number of calls in a run for which each call has a separate bar."""
+MOST_CALLS = 200_000  # Maximum number of calls in a run for which each call has a separate bar
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
-_SHORT_GAP_S = 0.002
-"""Gaps between calls of at most this many seconds are not drawn. Gaps below a tenth of a call are not drawn either."""
+_SHORT_GAP_S = 0.002  # Longer gaps between calls are drawn, if they are longer than a tenth of a call
 
 TraceEvent = dict[str, Any]
 
 
 def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
-    """Write the timeline of a run atomically. If the name ends in `.gz`, the file is gzipped."""
+    """Write the timeline of a run atomically, gzipped if the name ends in `.gz`."""
     write_events(path, events_of(log, curves, most_calls=most_calls))
 
 
@@ -130,33 +129,36 @@ def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) ->
     yield from _Rows(log, together=max(1, -(-began // most_calls))).events()
 
 
+@dataclass(slots=True)
 class _Span:
-    __slots__ = ("began_at", "calls", "ended_at", "first", "items")
+    """The bar of one or more calls in a row of a library."""
 
-    def __init__(self, first: int, began_at: float) -> None:
-        self.first = first
-        self.began_at = began_at
-        self.ended_at = began_at
-        self.calls = 0
-        self.items = 0.0
+    first: int
+    began_at: float
+    ended_at: float
+    calls: int = 0
+    items: float = 0.0
 
     def follows(self, began_at: float) -> bool:
         gap_s = (self.ended_at - self.began_at) / (10 * self.calls)
         return began_at - self.ended_at <= max(gap_s, _SHORT_GAP_S)
 
-    @property
-    def name(self) -> str:
-        return f"call {self.first}" if self.calls == 1 else f"{self.calls} calls"
+    def event(self, pilot: int, row: int) -> TraceEvent:
+        name = f"call {self.first}" if self.calls == 1 else f"{self.calls} calls"
+        args = {"calls": self.calls, "items": self.items, "first": self.first}
+        return slice_event(name, self.began_at, self.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
 
 
+@dataclass(slots=True)
 class _LibraryRows:
-    def __init__(self, pilot: int, ordered_at: float) -> None:
-        self.pilot = pilot
-        self.ordered_at = ordered_at
-        self.ready = False
-        self.rows: list[int] = []
-        self.busy: dict[int, tuple[int, float, int]] = {}
-        self.spans: dict[int, _Span] = {}
+    """`busy`: row, start and rank of each running call. `spans`: open bars by row."""
+
+    pilot: int
+    ordered_at: float
+    ready: bool = False
+    rows: list[int] = field(default_factory=list)
+    busy: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+    spans: dict[int, _Span] = field(default_factory=dict)
 
     def free_row(self) -> int | None:
         taken = {row for row, _, _ in self.busy.values()}
@@ -168,10 +170,8 @@ class _Rows:
         self._log = log
         self._together = together
         self._libraries: dict[int, _LibraryRows] = {}
-        self._runs_in: dict[int, int] = {}
         self._pilots: dict[int, float] = {}
-        self._rows: Counter[int] = Counter()
-        """Number of library rows drawn for each pilot."""
+        self._rows: Counter[int] = Counter()  # Number of library rows drawn for each pilot
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[TraceEvent]:
@@ -193,24 +193,17 @@ class _Rows:
         for block in list(self._blocks):
             yield from self._block_phase_events(block, at_s, "")
 
-    # ---- calls, and parts of gangs
-
     def _call_began(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        call = self._log.call[row]
-        before = self._libraries.get(self._runs_in.pop(call, -1))
-        if before is not None and call in before.busy:  # old logs have no row for an eviction
-            yield self._cut(before, call, at_s, ", evicted")
-        if self._log.library[row] in self._libraries:
-            yield from self._begins(at_s, row, rank=0)
-            self._runs_in[call] = self._log.library[row]
+        return self._begins(at_s, row, rank=0)
 
     def _part_began(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        if self._log.library[row] in self._libraries:
-            yield from self._begins(at_s, row, rank=int(self._log.value[row]))
+        return self._begins(at_s, row, rank=int(self._log.value[row]))
 
     def _begins(self, at_s: float, row: int, *, rank: int) -> Iterator[TraceEvent]:
         number = self._log.library[row]
-        library = self._libraries[number]
+        library = self._libraries.get(number)
+        if library is None:
+            return
         place = library.free_row()
         if place is None:
             place = yield from self._new_row(number, library)
@@ -220,17 +213,16 @@ class _Rows:
         call, library = self._log.call[row], self._libraries.get(self._log.library[row])
         if library is None or call not in library.busy:
             return
-        del self._runs_in[call]
         place, began_at, _ = library.busy.pop(call)
         span = library.spans.get(place)
         if span is not None and not span.follows(began_at):
-            yield _span_event(library.pilot, place, library.spans.pop(place))
+            yield library.spans.pop(place).event(library.pilot, place)
             span = None
         if span is None:
-            span = library.spans[place] = _Span(call, began_at)
+            span = library.spans[place] = _Span(call, began_at, began_at)
         span.calls, span.items, span.ended_at = span.calls + 1, span.items + self._log.value[row], at_s
         if span.calls >= self._together:
-            yield _span_event(library.pilot, place, library.spans.pop(place))
+            yield library.spans.pop(place).event(library.pilot, place)
 
     def _call_left(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         call, library = self._log.call[row], self._libraries.get(self._log.library[row])
@@ -247,13 +239,9 @@ class _Rows:
 
     def _cut(self, library: _LibraryRows, call: int, at_s: float, how: str, *, lost: bool = False) -> TraceEvent:
         row, began_at, rank = library.busy.pop(call)
-        if not rank:
-            self._runs_in.pop(call, None)
         text = f"call {call}{f', rank {rank}' if rank else ''}{how}"
         color = {"cname": "terrible"} if lost else {}
         return slice_event(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
-
-    # ---- libraries
 
     def _new_row(self, number: int, library: _LibraryRows) -> Generator[TraceEvent, None, int]:
         self._rows[library.pilot] += 1
@@ -289,11 +277,9 @@ class _Rows:
         if not library.ready:
             yield from self._load(number, library, at_s, "load, cut off" if cut else "load")
         for row, span in library.spans.items():
-            yield _span_event(library.pilot, row, span)
+            yield span.event(library.pilot, row)
         for call in tuple(library.busy):
             yield self._cut(library, call, at_s, ", lost" if cut else "", lost=cut)
-
-    # ---- pilots and blocks
 
     def _pilot_came(self, at_s: float, row: int) -> Iterator[TraceEvent]:
         pilot = self._log.pilot[row]
@@ -326,11 +312,6 @@ class _Rows:
             yield slice_event(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
         if now:
             self._blocks[block] = now, at_s
-
-
-def _span_event(pilot: int, row: int, span: _Span) -> TraceEvent:
-    args = {"calls": span.calls, "items": span.items, "first": span.first}
-    return slice_event(span.name, span.began_at, span.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
 
 
 def slice_event(name: str, began_at: float, ended_at: float, *, pid: int, tid: int, **more: Any) -> TraceEvent:

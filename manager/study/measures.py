@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -56,11 +55,10 @@ class Steps:
 class Measures(msgspec.Struct, frozen=True):
     """The measured numbers and curves of a run.
 
-    `completed`: number of completed items. `queue`: number of calls that have arrived and do not run. `capacity`:
-    number of allowed blocks. `ended_at`: time of the last end of a call, or end of the log if calls are `unfinished`.
-    `waits_s`, `turnarounds_s` (sorted): seconds of each call from its arrival to its first start, and to its end.
-    `held_s`: device-seconds of pilots. Completed calls used `useful_s` of them, interrupted calls `lost_s`, and loads
-    `loading_s`. `deadlines`: number of deadlines met or missed. `late`: calls that missed their deadlines.
+    `completed`: number of completed items. `queue`: number of calls that have arrived and do not run. `ended_at`: last
+    end of a call, or end of the log if calls are `unfinished`. `waits_s`, `turnarounds_s` (sorted): seconds of each
+    call from its arrival to its first start, and to its end. `held_s`: device-seconds of pilots, of which completed
+    calls used `useful_s`, interrupted calls `lost_s`, loads `loading_s`. `late`: calls that missed their deadlines.
     """
 
     began_at: float
@@ -108,26 +106,21 @@ class _Pass:
         self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
-        self.left = 0
-        """Number of calls that have not ended, for logs that contain only numbers of calls."""
+        self.left = 0  # Number of calls that have not ended, in logs of counted calls
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
         self.begun: set[int] = set()
         self.running: dict[int, tuple[float, int]] = {}
         """Start time and library of each running call."""
-        self.held_by: defaultdict[int, set[int]] = defaultdict(set)
         self.parts: dict[tuple[int, int], float] = {}
         """Time at which a gang member began its part of a call, by library and call."""
         self.again: set[int] = set()
-        self.devices_of: dict[int, float] = {}
-        """Number of devices of each library that uses several devices."""
+        self.devices_of: dict[int, float] = {}  # Of each library that uses several devices
         self.due: dict[int, float] = {}
-        self.late: dict[int, bool] = {}
-        """For each call with a known outcome of its deadline: True if the deadline was missed."""
+        self.late: dict[int, bool] = {}  # By call with a known outcome: True if the deadline was missed
         self.loading: dict[int, float] = {}
-        self.here: dict[int, float] = {}
-        """Number of devices of each connected pilot."""
+        self.here: dict[int, float] = {}  # Number of devices of each connected pilot
         self.may_have: dict[int, float] = {}
 
     def result(self, until_s: float | None) -> Measures:
@@ -169,17 +162,15 @@ class _Pass:
         if came_at is not None and call not in self.begun:
             self.begun.add(call)
             self.waits_s.append(at_s - came_at)
-        self._stops(call)
         self.running[call] = at_s, library
-        self.held_by[library].add(call)
 
     def _call_due(self, _: float, row: int) -> None:
         self.due[self.log.call[row]] = self.log.value[row]
 
     def _call_ended(self, at_s: float, row: int) -> None:
         call = self.log.call[row]
-        came_at, ran_s = self.open.pop(call, None), at_s - self._stops(call, otherwise=at_s)
-        ran_s *= self._devices_of(row)
+        came_at, (began_at, _) = self.open.pop(call, None), self.running.pop(call, (at_s, -1))
+        ran_s = (at_s - began_at) * self._devices_of(row)
         if came_at is None:
             self.again.add(call)
             self.lost_s += ran_s
@@ -198,8 +189,8 @@ class _Pass:
         if self.open.pop(call, None) is None:
             return
         if call in self.running:
-            self.lost_s += (at_s - self.running[call][0]) * self.devices_of.get(self.running[call][1], 1.0)
-            self._stops(call)
+            began_at, library = self.running.pop(call)
+            self.lost_s += (at_s - began_at) * self.devices_of.get(library, 1.0)
         else:
             self._waits(at_s, more=-1)
         if self.due.pop(call, None) is not None:
@@ -211,7 +202,7 @@ class _Pass:
         call = self.log.call[row]
         if self.running.get(call, (0.0, -1))[1] != self.log.library[row]:
             return
-        self._add_useful_and_lost_time(at_s - self._stops(call), row)
+        self._add_useful_and_lost_time(at_s - self.running.pop(call)[0], row)
         if call in self.open:
             self._waits(at_s, more=1)
 
@@ -219,8 +210,6 @@ class _Pass:
         kept_s = min(self.log.value[row], ran_s)
         self.useful_s += kept_s * self._devices_of(row)
         self.lost_s += (ran_s - kept_s) * self._devices_of(row)
-
-    # ---- other members of gangs
 
     def _part_began(self, at_s: float, row: int) -> None:
         self.parts[self.log.library[row], self.log.call[row]] = at_s
@@ -238,8 +227,6 @@ class _Pass:
 
     def _devices_of(self, row: int) -> float:
         return self.devices_of.get(self.log.library[row], 1.0)
-
-    # ---- calls that were counted
 
     def _calls_came(self, at_s: float, row: int) -> None:
         if not self.calls:
@@ -279,8 +266,6 @@ class _Pass:
     def _took(self, _: float, row: int) -> None:
         self.turnarounds_s.extend([self.log.value[row]] * self.log.call[row])
 
-    # ---- libraries, pilots and bytes
-
     def _library_started(self, at_s: float, row: int) -> None:
         self.loading[self.log.library[row]] = at_s
         if self.log.value[row] > 1:
@@ -289,12 +274,7 @@ class _Pass:
     def _library_ready(self, at_s: float, row: int) -> None:
         self.loading_s += (at_s - self.loading.pop(self.log.library[row], at_s)) * self._devices_of(row)
 
-    def _library_ended(self, at_s: float, row: int) -> None:
-        self._library_ready(at_s, row)
-        for call in self.held_by.pop(self.log.library[row], ()):  # old logs have no rows for these ends
-            self.lost_s += (at_s - self.running.pop(call)[0]) * self._devices_of(row)
-            if call in self.open:
-                self._waits(at_s, more=1)
+    _library_ended = _library_ready  # a load that was cut off
 
     def _pilot_came(self, at_s: float, row: int) -> None:
         self.here[self.log.pilot[row]] = self.log.value[row]
@@ -318,22 +298,11 @@ class _Pass:
         self.waiting += more
         self.queue.set(at_s, self.waiting)
 
-    def _stops(self, call: int, *, otherwise: float = 0.0) -> float:
-        if call not in self.running:
-            return otherwise
-        since, library = self.running.pop(call)
-        self.held_by[library].discard(call)
-        return since
-
-
-# ---- tokens of engines
-
 
 class TokenFigures(msgspec.Struct, frozen=True):
     """Quantiles of token times over all ended calls to engines, in seconds.
 
-    `objectives`: number of calls with token deadlines. `met`: number of calls whose tokens were all in time (SLINFER
-    eq. 1).
+    `objectives`: number of calls with token deadlines. `met`: those whose tokens were all in time (SLINFER eq. 1).
     """
 
     objectives: int
@@ -350,7 +319,7 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 
 def token_figures(log: EventLog) -> TokenFigures | None:
-    """Return the quantiles of token times of a run, or None if no call to an engine ended."""
+    """Return the quantiles of token times, or None if no call to an engine ended."""
     counted = Happened.CALLS_CAME in log.what  # in counted logs a row has a time and its number of calls
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
@@ -371,9 +340,8 @@ def token_figures(log: EventLog) -> TokenFigures | None:
 class Figures(msgspec.Struct, frozen=True):
     """The numbers of a run that tables show. Units: seconds, device-seconds, shares from 0 to 1.
 
-    `busy`: share of the pilots' device time during which a call ran. `bound_s`: lower bound for the end of the run
-    under any policy; None if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for
-    counted calls. `warm_s`: device-seconds during which a device had a library.
+    `busy`: share of the pilots' device time during which a call ran. `bound_s`: lower bound for the end of the run;
+    None if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for counted calls.
     """
 
     items_per_s: float
