@@ -21,8 +21,7 @@ _MOST_COMPARED = 8  # Free libraries compared per speed
 def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
     """Yield free libraries: the fastest first if speeds of device kinds are known, else the last used first.
 
-    A device that also runs calls of other libraries counts as slower. The first few libraries of each speed are
-    compared.
+    A device that also runs calls of other libraries counts as slower. Only the first few of each speed are compared.
     """
     by_speed = context.index.free_libraries_by_speed()
     if not by_speed:
@@ -52,9 +51,8 @@ def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
             if queue.single() is None:  # only gangs wait, and they need no further library
                 return
     before = -1
-    while (
-        queue.count != before and index.free and context.slots > 1
-    ):  # with several slots, the last calls are sent to the least loaded libraries
+    # With several slots, the last calls are sent to the least loaded libraries.
+    while queue.count != before and index.free and context.slots > 1:
         before = queue.count
         yield from tuple(islice(free_libraries_fastest_first(context), _MOST_EXAMINED))
     while queue.count:
@@ -78,7 +76,7 @@ class Quiet:
         return libraries_hottest_first(view, context)
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Return no actions, because calls that list several contexts are refused."""
+        """Return no actions: calls that list several contexts are refused."""
         return ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002

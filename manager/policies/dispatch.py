@@ -1,17 +1,13 @@
 """Default dispatch, as in Pervasive Context Management (§3): send each call to a library that has its context loaded.
 
 The free library that was used last (the hottest) comes first. If calls are shorter than a round trip to the manager, a
-library gets up to `prefetch_s` seconds of work beyond its slots, at most its share of the queue. For a library without
-work, calls are taken back from another library. Calls of a function that has not run yet, or runs long, are not
-prefetched.
+library gets up to `prefetch_s` seconds of work beyond its slots, at most its share of the queue. A library without work
+takes calls back from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
 
 If device kinds have different measured speeds (`stoker.manager.core.speeds`), the fastest free library comes first. A
-slow library gets a smaller backlog, and leaves the last calls to faster libraries
-(`stoker.manager.policies.faster_kinds`).
-
-`stoker.manager.core.deadlines` contains the rules for walltimes and deadlines. A gang (a call that runs on several
-libraries) starts when enough libraries are free. If enough libraries are ready, free libraries are kept for the next
-gang.
+slow library gets a smaller backlog, and leaves the last calls to faster libraries (`faster_kinds`). A gang (a call that
+runs on several libraries) starts when enough libraries are free. If enough libraries are ready, free libraries are kept
+for the next gang.
 """
 
 from __future__ import annotations
@@ -36,11 +32,10 @@ class HottestFirst(Quiet):
     """The default dispatch policy.
 
     `prefetch_s`: seconds of backlog that hide the round trip to the manager. `prefetch_calls`: maximum backlog in
-    calls. `frame_s`: minimum seconds of work that justify a frame to another library. This minimum grows up to
-    `prefetch_s` if more than `busy_per_s` calls end per second.
+    calls. `frame_s`: minimum seconds of work that justify a frame to another library, which grow up to `prefetch_s` if
+    more than `busy_per_s` calls end per second.
     """
 
-    asks_every_call = False
     by_deadline = True
     honours = frozenset({"priority", "deadline"})
 
@@ -191,8 +186,9 @@ def _call_quota_by_load(library: Library) -> int:
 
 
 def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot: the fastest first if speeds are known, else the last used. If libraries have
-    several slots, the least loaded of the last used libraries comes first.
+    """Yield libraries with a free slot: the fastest first if speeds are known, else the last used.
+
+    With several slots, the least loaded of the last used libraries come first.
     """
     hottest = context.index.hottest()
     first = next(hottest, None)

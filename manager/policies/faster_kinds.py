@@ -1,15 +1,12 @@
 """Decide when a call should wait for a faster device kind.
 
-A call waits if faster libraries would finish the remaining work before a slow library finishes this call. The remaining
-work consists of the queue and the calls that open maps have not submitted yet. Without a map, the remaining work is
-known once no call has arrived for two run times.
+A call waits if faster libraries would finish the remaining work before a slow library finishes this call, or if only a
+faster library meets its deadline. The remaining work is the queue, and the calls that open maps have not submitted yet;
+without a map, it is known once no call has arrived for two run times.
 
 The forecast is list scheduling on the faster libraries: these libraries finish their running calls, then share the
 remaining calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a
-library that hangs. A call with a deadline also waits if only a faster library meets the deadline.
-
-A call does not wait if it is short, if speeds are not measured (`stoker.manager.core.speeds`), or if libraries have
-several slots.
+library that hangs. Short calls, calls of libraries with several slots, and calls without measured speeds do not wait.
 """
 
 from __future__ import annotations
@@ -23,12 +20,11 @@ from stoker.manager.core.seams import View
 
 LEAST_GAIN_S = 0.05
 _MOST_COMPARED = 8
-_ROUNDS = 2.0
-"""Number of run times without a new call after which no more calls are expected."""
+_ROUNDS = 2.0  # Number of run times without a new call after which no more calls are expected
 
 
 class _Faster(NamedTuple):
-    """Forecast for faster libraries: seconds until one is free, until one has run a call, until all calls have run."""
+    """Seconds until a faster library is free, until one has run a call, until all calls have run."""
 
     free_in_s: float
     soonest_s: float
@@ -64,7 +60,7 @@ def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
 
 
 def _forecast_faster_libraries(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
-    """Forecast when the faster libraries of a context are free, from the first few libraries of each device kind."""
+    """Forecast when the faster libraries of a context are free, from the first few of each device kind."""
     context = library.context
     mine = context.speeds.get(library.kind)
     count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run

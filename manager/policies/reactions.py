@@ -21,8 +21,8 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components of a device; all other c
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
     """Quarantine a pilot or one of its devices after a verdict about a failed call.
 
-    `CALLS` different calls must have failed on the pilot or device within `WITHIN_S`, and other pilots must be able to
-    run the calls. If calls fail on most pilots, no single node is the cause.
+    `CALLS` different calls must have failed there within `WITHIN_S`, and other pilots must be able to run the calls. If
+    calls fail on most pilots, no single node is the cause.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames_infrastructure(verdict):
@@ -78,7 +78,7 @@ class Unpacking:
     """Separates calls that share a device and slow each other down (SchedMate §4.1).
 
     If the throughput of a call falls by more than `LIMIT`, the call that last started on its device is the cause. The
-    paper evicts this newcomer. In Stoker the newcomer moves once, to an unused device, and only with saved progress.
+    paper evicts this newcomer. In Stoker it moves once, to an unused device, and only with saved progress.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,8 @@
 """Default residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it loaded.
 
 A context is loaded on another device if its calls would wait longer for its libraries than a load takes. An unmeasured
-run counts as endless. A context gets its declared size, or its measured size, or else all free memory except a part for
-calls without a context.
-
-If a wake is faster than a load, a sleeping library wakes instead (`stoker.manager.policies.sleeping`).
+run counts as endless. A context gets its declared or measured size, or else all free memory except a part for calls
+without a context. If a wake is faster than a load, a sleeping library wakes instead (`sleeping`).
 
 If no device has enough memory, as few idle libraries as possible on one device sleep or stop, least recently used
 first. If no library is idle, a context without libraries gets, after `patience_s`, a device of the context with the
@@ -15,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
@@ -23,7 +22,6 @@ from stoker.manager.core.queues import is_unlikely_to_free_slot
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View, Wake
 from stoker.manager.policies import keep_alive
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.device_sets import device_sets
 from stoker.manager.policies.keep_alive import (
     KeepAlive,
     can_run_next_call,
@@ -54,6 +52,7 @@ from stoker.manager.policies.sleeping import (
 from stoker.manager.policies.where_to_load import (
     bare_bytes,
     can_use_device,
+    device_sets,
     failures,
     has_failed_loads,
     may_load,
@@ -76,13 +75,9 @@ class LoadWhereWanted(Quiet):
 
     def __init__(
         self,
-        *,
-        patience_s: float = 10.0,
-        ask_again_s: float = 1.0,
-        cut_s: float = 3.0,
-        provisioning: Provisioning | None = None,
-        keeper: IdleKeeper | None = None,
-    ) -> None:
+        *, patience_s: float = 10.0, ask_again_s: float = 1.0, cut_s: float = 3.0,
+        provisioning: Provisioning | None = None, keeper: IdleKeeper | None = None,
+    ) -> None:  # fmt: skip
         self.patience_s = patience_s
         self.ask_again_s = ask_again_s
         self.cut_s = cut_s
@@ -101,18 +96,17 @@ class LoadWhereWanted(Quiet):
         if context.queue.count <= _reserved_calls(context):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
-        more = self.worth_loading(
-            context, [x for x in alive if not is_unlikely_to_free_slot(view.now, x, load_s=load_s)]
-        )
+        prompt = [x for x in alive if not is_unlikely_to_free_slot(view.now, x, load_s=load_s)]
+        more = self.worth_loading(context, prompt)
         wakes = self._wake_sleepers(view, context, more)
         plan += wakes
         more -= sum(isinstance(action, Wake) for action in wakes) + count_libraries_falling_asleep(context)
         if wakes and more <= 0:
             return plan
         room = remaining_library_quota(view, context, cut_s=self.cut_s)
-        if room is not None and room <= 0 < more:
-            plan += self._unload_for_able_pilot(view, context)
         if room is not None:
+            if room <= 0 < more:
+                plan += self._unload_for_able_pilot(view, context)
             more = min(more, room)
         if lacks_library_for_waiting_call(context) and (room is None or room >= 0):
             more = max(more, 1)
@@ -146,9 +140,7 @@ class LoadWhereWanted(Quiet):
         return quarantines(view, about, verdict)
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        def places(view: View, context: Context) -> Iterator[tuple[Device, ...]]:
-            return self.open_places(view, context, desperate=False)
-
+        places = partial(self.open_places, desperate=False)
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
@@ -159,8 +151,6 @@ class LoadWhereWanted(Quiet):
         if declared or not took or not library.context.recipe.loader or is_limited_to_one_process(facts):
             return declared or library.promised_bytes
         return min(library.promised_bytes, int(took * 1.1))
-
-    # ---- how many
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
         """Return how many more libraries of a context would save more time than their loads take."""
@@ -187,8 +177,6 @@ class LoadWhereWanted(Quiet):
         # With more slots than this, the queue would be empty before a load ends.
         worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
-
-    # ---- where
 
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
         """Yield sets of devices that fit the context and have not loaded it, best first.
@@ -223,8 +211,6 @@ class LoadWhereWanted(Quiet):
         """Return the minimum free bytes for a load; a third of the device if the size is unknown."""
         return required_bytes_if_known(context, device.facts) or device.facts.memory_bytes // 3
 
-    # ---- sleepers
-
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
         """Wake up to `most` sleeping libraries. Make room for a wake unless a load elsewhere is faster."""
         plan: list[Action] = []
@@ -247,8 +233,6 @@ class LoadWhereWanted(Quiet):
             return False
         return any(True for _ in self.open_places(view, context, desperate=False))
 
-    # ---- making room
-
     def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
         """At the library limit of a context, unload a library that cannot run the next call if another pilot could."""
         awake = wakeable_libraries(view, context)
@@ -258,17 +242,12 @@ class LoadWhereWanted(Quiet):
         ]
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
             return []
-        could = {
-            d.pilot: None
-            for d in view.devices()
-            if not holds(d, context) and can_use_device(context, d) and may_load(view, context, d)
-        }
-        if not any(can_run_next_call(view, context, pilot) for pilot in could):
+        could = (d for d in view.devices() if not holds(d, context) and can_use_device(context, d))
+        pilots = {d.pilot: None for d in could if may_load(view, context, d)}
+        if not any(can_run_next_call(view, context, pilot) for pilot in pilots):
             return []
-        is_open = any(
-            can_run_next_call(view, context, devices[0].pilot)
-            for devices in self.open_places(view, context, desperate=False)
-        )
+        places = self.open_places(view, context, desperate=False)
+        is_open = any(can_run_next_call(view, context, devices[0].pilot) for devices in places)
         for library in leaving:
             if is_open or not may_load(view, context, library.devices[0]):  # else the context may be loaded here again
                 return [Unload(library.id, "the next call would run longer than its pilot")]

@@ -5,8 +5,8 @@ such calls wait, rounds decide about all waiting calls of the context. Otherwise
 
 Every 50 ms, a round chooses the jobs (waiting calls) that start and the number of replicas (libraries) of each job. A
 gang is sent to all its libraries together. Without `together` (an ablation, §6.3) each replica of a job takes an idle
-device and waits for the job's other replicas. If all replicas are held and none is loading, the late job with the
-nearest deadline starts.
+device and waits for the others. If all replicas are held and none is loading, the late job with the nearest deadline
+starts.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ class OrderedReplicas:
 
 
 class PoolState:
+    """The pool of a context: its waiting jobs, the replicas ordered for them, and their predicted run times."""
+
     def __init__(self, context: Context, *, learn: bool = True) -> None:
         self.context = context
         self._learn = learn
         self.line = JobQueue()
         self.asked = 0  # Number of queued jobs about which rounds decide
-        self.others: set[int] = set()  # Queued calls about which the default policy decides once no job is queued
+        self.others: set[int] = set()  # Queued calls for which the default policy decides once no job is queued
         self.promises: dict[int, OrderedReplicas] = {}
         self.held: dict[int, int] = {}  # By job: number of idle replicas held until it has enough (ablation)
         self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
@@ -104,7 +106,6 @@ class PoolState:
     def load_s(self) -> float:
         return self.context.load_s or UNKNOWN_LOAD_S
 
-    # ---- jobs
     def rate(self, now: float) -> bool:
         """Compute the run time rates again if measurements changed. Return True if the new rates differ."""
         paces = self.context.paces
@@ -138,9 +139,9 @@ class PoolState:
                 run_s = self._run_times_s(features, least, most, done=done)
             else:
                 known = features, least, most
+                if len(self._times) >= _MOST_REMEMBERED and known not in self._times:
+                    self._times.clear()
                 if known not in self._times:
-                    if len(self._times) >= _MOST_REMEMBERED:
-                        self._times.clear()
                     self._times[known] = self._run_times_s(*known)
                 run_s = self._times[known]
             return PoolJob(call.id, deadline_at, run_s, least, False, options.priority)
@@ -169,7 +170,6 @@ class PoolState:
         unit_s, none_s = paces.bound_s(size, 1.0), paces.bound_s(size, 0.0)
         return (math.inf, math.inf) if unit_s is None or none_s is None else (unit_s - none_s, none_s)
 
-    # ---- libraries
     def free(self, *, reuse: bool = True) -> list[Library]:
         """Return idle replicas, last used first. `reuse`: include libraries that have served a call."""
         idle = reversed(self.context.idle.values())
@@ -313,7 +313,6 @@ class PoolStates:
         self._of[call.id] = state
         fresh.setdefault(state, []).append(state.waiting(view, call))
 
-    # ---- promises
     def _refresh_promises(self, view: View) -> None:
         self._cut = {
             id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
@@ -355,7 +354,6 @@ class PoolStates:
             state.mark_changed()
 
 
-# ---- dispatch
 class AllotInRounds(HottestFirst):
     """Dispatch policy: Algorithm 1 for contexts with queued jobs, the default policy for other contexts."""
 

@@ -6,14 +6,15 @@ again while its job can meet its deadline. A replica that is unused for `window_
 context waits.
 
 Additions to the paper: late jobs get idle replicas, or the fewest on which they can run. Jobs without deadlines follow,
-by the default rules. The context that has lacked replicas longest gets devices first. After `patience_s` it may take
-idle replicas of other pools, and share a device. Without this order two gangs would block each other.
+by the default rules. The context that has lacked replicas longest gets devices first; otherwise two gangs would block
+each other. After `patience_s` it may take idle replicas of other pools, and share a device.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -34,7 +35,7 @@ from stoker.manager.core.seams import (
     View,
 )
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.device_sets import device_sets
+from stoker.manager.policies.making_room import Way, libraries_to_stop_on_one_pilot
 from stoker.manager.policies.prompt_tuner.pools import (
     REFRESH_S,
     ROUND_S,
@@ -47,7 +48,15 @@ from stoker.manager.policies.prompt_tuner.pools import (
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sleeping import is_idle
-from stoker.manager.policies.where_to_load import can_use_device, failures, has_failed_loads, may_load, probes, ranks
+from stoker.manager.policies.where_to_load import (
+    can_use_device,
+    device_sets,
+    failures,
+    has_failed_loads,
+    may_load,
+    probes,
+    ranks,
+)
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
@@ -168,7 +177,7 @@ class WarmPools(Quiet):
     ) -> None:
         self.states = states
         self.default = LoadWhereWanted(keeper=self, **default)
-        """The default policy, which decides for contexts without a pool and about how contexts are loaded."""
+        """Decides for contexts without a pool, and about how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -182,21 +191,18 @@ class WarmPools(Quiet):
     def provisioning(self) -> Provisioning:
         return self.default.provisioning
 
-    # ---- between rounds
-
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan. If rounds decide about the context, the plan contains only unloads or a failure."""
+        """Return the default plan, or if rounds decide about the context only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
-        hopeless = self.default.hopeless_gangs(view, context)
-        if hopeless:
-            return (*hopeless, Timer(view.now + self.default.ask_again_s, context.recipe.key))
+        ask_again = Timer(view.now + self.default.ask_again_s, context.recipe.key)
+        if hopeless := self.default.hopeless_gangs(view, context):
+            return (*hopeless, ask_again)
         if state is None or not state.active:
             if head is None or not is_decided_in_rounds(head):
                 return self.default.wanted(view, context)
-            # The next round creates the pool of the context.
-            return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
+            return (ask_again,)  # the next round creates the pool of the context
         state.walk_due = True
-        plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
+        plan: list[Action] = [ask_again]
         alive = any(is_alive(view, library, cut_s=self.default.cut_s) for library in context.libraries.values())
         cold = ColdDevices(view, cold_devices(view), fits=self.default.fits)
         if cold.find(context.recipe.key, most=1) or (alive and context.lacking is None):
@@ -239,12 +245,9 @@ class WarmPools(Quiet):
             and not any(state.active or state.walk_due for state in self.states.all.values())
         )
 
-    # ---- the walk
-
     def _begin(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
-        pools, looks = {}, False
-        self._first = {}
+        pools, looks, self._first = {}, False, {}
         for key, state in self.states.all.items():
             state.walk_due = state.short = False
             plan += self._replace_lost_replicas(view, state, cold)
@@ -285,7 +288,7 @@ class WarmPools(Quiet):
         ], places
 
     def _replace_lost_replicas(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """Order lost replicas again if their job can still meet its deadline. Otherwise drop the job's promise."""
+        """Order lost replicas again if their job can still meet its deadline, else drop the job's promise."""
         plan: list[Action] = []
         for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
@@ -303,8 +306,6 @@ class WarmPools(Quiet):
             state.promises[id] = OrderedReplicas(msgspec.structs.replace(promise, free_at=free_at), left + places)
             plan += loads
         return plan
-
-    # ---- jobs that need a later decision
 
     def _load_for_unserved_jobs(self, view: View, cold: ColdDevices) -> list[Action]:
         for key, state in self.states.all.items():
@@ -332,12 +333,11 @@ class WarmPools(Quiet):
 
     def _wanted_replicas(self, view: View, state: PoolState, job: PoolJob) -> int:
         context, line = state.context, state.line
-        if not has_failed_loads(context) and (line.late or line.hopeful):
+        failed = has_failed_loads(context)
+        if not failed and (line.late or line.hopeful):
             return max(0, job.least - self._count_alive(view, state, most=job.least))
         alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
-        if has_failed_loads(context):
-            return probes(alive)
-        return self.default.worth_loading(context, alive)
+        return probes(alive) if failed else self.default.worth_loading(context, alive)
 
     def _count_alive(self, view: View, state: PoolState, *, most: int) -> int:
         alive = (
@@ -362,32 +362,18 @@ class WarmPools(Quiet):
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
             return []
-        best: tuple[float, list[Library]] | None = None
-        for pilot in view.pilots.values():
-            if pilot.state is not PilotState.HERE:
-                continue
-            able = (device for device in pilot.devices.values() if may_load(view, context, device, desperate=True))
-            ways = {device: way for device in able if (way := self._libraries_to_unload(view, context, device))}
-            ranked = sorted(ways, key=lambda device: ways[device][0])
-            devices = next(device_sets(ranked, context.recipe.needs.devices), None)
-            if devices is None:
-                continue
-            worst = max(ways[device][0] for device in devices)
-            if best is None or worst < best[0]:
-                best = worst, [library for device in devices for library in ways[device][1]]
-        chosen = {library.id: None for library in best[1]} if best is not None else {}
-        return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
+        way_on = partial(self._libraries_to_unload, view, context)
+        chosen = libraries_to_stop_on_one_pilot(view, context, way_on, desperate=True)
+        return [Unload(library.id, f"idle, and room is needed for {context.recipe.name}") for library in chosen]
 
-    def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
+    def _libraries_to_unload(self, view: View, context: Context, device: Device) -> Way | None:
         """Return the time of a device's last use and the libraries to unload; None if a library must stay."""
         if not can_use_device(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_device_warm(x) and x.state is not LibraryState.STOPPING]
         if not all(is_idle(library) and self.may_leave(view, library, context) for library in there):
             return None
-        return max((library.used_at for library in there), default=-math.inf), there
-
-    # ---- forecasts
+        return (max((library.used_at for library in there), default=-math.inf),), there
 
     def _forecast_or_drop(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
         job = fate.job
@@ -397,8 +383,6 @@ class WarmPools(Quiet):
             if call is not None and call.group.options.objective.drop_late:
                 return [Drop(call.id, drop_reason_text(view, fate))]
         return [] if job.id in state.others else forecast(view, job.id, fate.ends_at, job.deadline_at)
-
-    # ---- unloading
 
     def _unload_unused_replicas(self, view: View) -> list[Action]:
         plan: list[Action] = []
@@ -443,8 +427,8 @@ class WarmPools(Quiet):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """Return True if a library may be unloaded for a context.
 
-        A replica of a pool stays for `window_s`. A replica may leave earlier for calls of the default policy, or for a
-        context that has lacked replicas for `patience_s` and longer than the pool's jobs.
+        A replica of a pool may leave before `window_s` for calls of the default policy, or for a context that has
+        lacked replicas for `patience_s` and longer than the pool's jobs.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

@@ -20,9 +20,8 @@ Differences from the printed algorithms:
 - Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
 - The first job of a model measures run times, so it gets its fewest replicas immediately.
 
-The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. The need never falls.
-So `JobQueue` keeps one list of jobs for each need, sorted by deadline, and a heap of latest start times. `allot` reads
-the first jobs of these lists. A `Walk` continues where the last round stopped.
+The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. It never falls, so
+`JobQueue` keeps one list of jobs for each need, sorted by deadline, and a heap of latest start times.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from typing import Protocol
 
 import msgspec
 
-Key = tuple[int, float, int]
-"""Sort key of a job: class (`HOPEFUL`, `LATE`, `REST`), deadline (for `REST` the negative priority), id."""
+Key = tuple[int, float, int]  # Class of a job, deadline (for `REST` the negative priority), id
 
 HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)  # Sort key that precedes all jobs
@@ -47,11 +45,10 @@ _FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jo
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
-    """A waiting job.
+    """A waiting job. `deadline_at`: 0 = none. `least`: minimum number of replicas.
 
-    `run_s[a - 1]`: upper bound of the run time in seconds on `a` replicas, non-increasing. `deadline_at`: time of the
-    deadline (0 = none; jobs without a deadline run last, by `priority`). `least`: minimum number of replicas.
-    `measures`: True if the run time is unknown.
+    `run_s[a - 1]`: upper bound of the run time in seconds on `a` replicas, non-increasing, unknown if the job
+    `measures`.
     """
 
     id: int
@@ -198,10 +195,9 @@ class JobQueue:
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """Replicas that load for a job.
+    """Replicas that load for a job. `here`: number already loaded. `beside`: idle replicas reserved for the job.
 
-    `here`: number of these replicas already loaded. `beside`: number of idle replicas reserved for the job. `free_at`:
-    expected end of the job.
+    `free_at`: expected end of the job.
     """
 
     job: int
@@ -216,10 +212,9 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """The pool of a model in a round.
+    """The pool of a model in a round. `idle`: unused warm replicas. `busy`: times at which others become free.
 
-    `idle`: unused warm replicas. `busy`: times at which other replicas become free. `cold_s`: seconds to warm a
-    replica. `held`: idle replicas that each job holds until it has enough (ablation).
+    `cold_s`: seconds to warm a replica. `held`: idle replicas that each job holds until it has enough (ablation).
     """
 
     idle: int
@@ -233,13 +228,11 @@ class Pool(msgspec.Struct, frozen=True):
         return max(0, self.idle - sum(promise.kept for promise in self.promised) - sum(self.held.values()))
 
 
-# ---- Algorithm 1
-
 _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Return the number of replicas of each job that starts now. If `take` refuses a job, the job waits.
+    """Algorithm 1: return the number of replicas of each job that starts now. If `take` refuses a job, the job waits.
 
     Replicas reserved for a job become free if it starts without them or no longer waits.
     """
@@ -302,19 +295,14 @@ def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle:
             return
 
 
-# ---- Algorithm 2
-
-
 class ColdPool(Protocol):
-    def count(self, model: str, *, most: int) -> int:
-        """Return how many replicas of a model could be warmed now, up to `most`."""
+    def count(self, model: str, *, most: int) -> int: ...  # Replicas of a model that could be warmed now, up to `most`
 
-    def take(self, model: str, count: int, *, job: int) -> None:
-        """Take cold replicas for a job."""
+    def take(self, model: str, count: int, *, job: int) -> None: ...
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """A walk's result for a waiting job: its expected end (infinity = unknown) and its ordered replicas.
+    """A walk's result for a job: its expected end (infinity = unknown) and its ordered replicas.
 
     `helped`: True if the job waits for ordered devices, or for devices that become free in time.
     """
@@ -354,11 +342,8 @@ class Walk:
             if len(fates) >= looks:
                 return fates
             self._at, job = key, lines[model].jobs[key[2]]
-            fates.append(
-                self._plan_job_meeting_deadline(model, job, cold)
-                if key[0] == HOPEFUL
-                else self._plan_late_job(model, job)
-            )
+            is_hopeful = key[0] == HOPEFUL
+            fates.append(self._plan_hopeful_job(model, job, cold) if is_hopeful else self._plan_late_job(model, job))
         self.under_way = False
         return fates
 
@@ -366,7 +351,7 @@ class Walk:
         known = ((model, line) for model, line in lines.items() if line and model in self._pools)
         return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
-    def _plan_job_meeting_deadline(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
+    def _plan_hopeful_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
         promise = self._served.get(job.id)
         if promise is not None:
@@ -414,10 +399,7 @@ class Walk:
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """Return the sorted times at which warm or promised replicas become free.
-
-    The replicas of a job that overruns its prediction count as free just after now.
-    """
+    """Return the sorted times at which warm or promised replicas become free; overdue ones just after now."""
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
