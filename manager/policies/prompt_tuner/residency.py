@@ -18,8 +18,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from stoker.manager.core.deadlines import has_forecast_changed, is_in_time
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import (
@@ -39,13 +37,11 @@ from stoker.manager.policies.making_room import Way, libraries_to_stop_on_one_pi
 from stoker.manager.policies.prompt_tuner.pools import (
     REFRESH_S,
     ROUND_S,
-    OrderedReplicas,
-    Place,
     PoolState,
     PoolStates,
     is_decided_in_rounds,
 )
-from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
+from stoker.manager.policies.prompt_tuner.scheduling import Fate, Place, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sleeping import is_idle
 from stoker.manager.policies.where_to_load import (
@@ -76,7 +72,7 @@ class ColdDevices:
         self._view = view
         self._fits = fits
         self._cold = cold
-        self._gone: set[Device] = set()
+        self.gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
         self.taken: dict[int, list[Replica]] = {}
 
@@ -85,7 +81,12 @@ class ColdDevices:
         return 0 if has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        self.taken.setdefault(job, []).extend(self.assign_cold_replicas(model, count))
+        self.taken.setdefault(job, []).extend(self.assign(model, count))
+
+    def assign(self, model: str, count: int) -> list[Replica]:
+        picked = self.find(model, most=count)
+        self.gone.update(*picked)
+        return picked
 
     def find(self, model: str, *, most: int) -> list[Replica]:
         if most <= 0:
@@ -93,42 +94,23 @@ class ColdDevices:
         if model not in self._found:
             self._found[model] = [], self._replicas(self._view.contexts[model])
         found, more = self._found[model]
-        if self._gone:
-            found[:] = [devices for devices in found if not self._gone.intersection(devices)]
+        if self.gone:
+            found[:] = [devices for devices in found if self.gone.isdisjoint(devices)]
         found += islice(more, max(0, most - len(found)))
         return found[:most]
-
-    def assign_cold_replicas(self, model: str, count: int) -> list[Replica]:
-        picked = self.find(model, most=count)
-        self.give(picked)
-        return picked
-
-    def give(self, replicas: list[Replica]) -> None:
-        for devices in replicas:
-            self._gone.update(devices)
-
-    def has_assigned_devices(self, devices: Replica) -> bool:
-        return not self._gone.isdisjoint(devices)
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
         for rank in ranks(context):
             able = (
                 device
                 for device in self._cold
-                if device not in self._gone
+                if device not in self.gone
                 and failures(context, device.pilot) == rank
                 and self._fits(context, device)
                 and may_load(self._view, context, device, desperate=True)
             )
             sets = device_sets(able, context.recipe.needs.devices)
-            yield from (devices for devices in sets if self._gone.isdisjoint(devices))
-
-    def coming(self, context: Context) -> int:
-        devices = 0
-        for device in self._view.devices():
-            there = [library for library in device.libraries.values() if makes_device_warm(library)]
-            devices += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
-        return devices // context.recipe.needs.devices
+            yield from (devices for devices in sets if self.gone.isdisjoint(devices))
 
 
 def makes_device_warm(library: Library) -> bool:
@@ -269,8 +251,8 @@ class WarmPools(Quiet):
         for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
             state = self.states.all[fate.model]
             if fate.promise is not None:
-                loads, places = self._load(state.context, cold.taken.pop(fate.job.id))
-                state.promises[fate.job.id] = OrderedReplicas(fate.promise, places)
+                loads, fate.promise.places = self._load(state.context, cold.taken.pop(fate.job.id))
+                state.promises[fate.job.id] = fate.promise
                 state.allot_due = True
                 plan += loads
             elif not fate.helped:
@@ -290,8 +272,8 @@ class WarmPools(Quiet):
     def _replace_lost_replicas(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
         """Order lost replicas again if their job can still meet its deadline, else drop the job's promise."""
         plan: list[Action] = []
-        for id, ordered in tuple(state.promises.items()):
-            missing, promise = len(ordered.lost), ordered.promise
+        for id, promise in tuple(state.promises.items()):
+            missing = len(promise.lost)
             if not missing:
                 continue
             key, job = state.context.recipe.key, state.line.jobs[id]
@@ -302,8 +284,8 @@ class WarmPools(Quiet):
                 continue
             cold.take(key, missing, job=id)
             loads, places = self._load(state.context, cold.taken.pop(id))
-            left = [place for place in ordered.places if place not in ordered.lost]
-            state.promises[id] = OrderedReplicas(msgspec.structs.replace(promise, free_at=free_at), left + places)
+            left = [place for place in promise.places if place not in promise.lost]
+            promise.free_at, promise.places, promise.lost, promise.loading = free_at, left + places, [], set()
             plan += loads
         return plan
 
@@ -320,7 +302,7 @@ class WarmPools(Quiet):
             if job is None:  # the job started or ended after the walk examined it
                 continue
             wants, alive = self._wanted_replicas(view, state, job), self._count_alive(view, state, most=job.least)
-            found = cold.assign_cold_replicas(key, wants)
+            found = cold.assign(key, wants)
             found += self._take_shared_devices(view, state, wants - len(found), cold)
             plan += self._load(state.context, found)[0]
             if state.short or len(found) < wants:
@@ -352,8 +334,8 @@ class WarmPools(Quiet):
         if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
         places = self.default.open_places(view, state.context, desperate=True)
-        found = list(islice((devices for devices in places if not cold.has_assigned_devices(devices)), count))
-        cold.give(found)
+        found = list(islice((devices for devices in places if cold.gone.isdisjoint(devices)), count))
+        cold.gone.update(*found)
         return found
 
     def _evict_idle_libraries(self, view: View, state: PoolState) -> list[Action]:
@@ -368,7 +350,7 @@ class WarmPools(Quiet):
 
     def _libraries_to_unload(self, view: View, context: Context, device: Device) -> Way | None:
         """Return the time of a device's last use and the libraries to unload; None if a library must stay."""
-        if not can_use_device(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
+        if not self._has_memory(context, device):
             return None
         there = [x for x in device.libraries.values() if makes_device_warm(x) and x.state is not LibraryState.STOPPING]
         if not all(is_idle(library) and self.may_leave(view, library, context) for library in there):
@@ -406,7 +388,11 @@ class WarmPools(Quiet):
     def _unload_idle_for_late_job(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
         context = state.context
         wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
-        wants -= cold.count(context.recipe.key, most=wants) + cold.coming(context)
+        freed = 0  # devices whose libraries are all ending
+        for device in view.devices():
+            there = [library for library in device.libraries.values() if makes_device_warm(library)]
+            freed += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
+        wants -= cold.count(context.recipe.key, most=wants) + freed // context.recipe.needs.devices
         found: list[tuple[float, LibraryId]] = []
         for other in self.states.all.values():
             if other is not state and not other.line.hopeful:
@@ -418,11 +404,13 @@ class WarmPools(Quiet):
     def _could_load(self, view: View, context: Context, id: LibraryId) -> bool:
         library = view.libraries.get(id)
         return library is not None and all(
-            can_use_device(context, device)
-            and self.default.minimum(context, device) <= device.facts.memory_bytes
-            and may_load(view, context, device, desperate=True)
+            self._has_memory(context, device) and may_load(view, context, device, desperate=True)
             for device in library.devices
         )
+
+    def _has_memory(self, context: Context, device: Device) -> bool:
+        is_large = self.default.minimum(context, device) <= device.facts.memory_bytes
+        return can_use_device(context, device) and is_large
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """Return True if a library may be unloaded for a context.

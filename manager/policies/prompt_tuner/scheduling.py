@@ -35,7 +35,10 @@ from typing import Protocol
 
 import msgspec
 
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
+
 Key = tuple[int, float, int]  # Class of a job, deadline (for `REST` the negative priority), id
+Place = tuple[PilotId, tuple[DeviceId, ...]]  # Of a replica
 
 HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)  # Sort key that precedes all jobs
@@ -194,10 +197,10 @@ class JobQueue:
         return self.rest if need else self.late
 
 
-class Promise(msgspec.Struct, frozen=True):
+class Promise(msgspec.Struct):
     """Replicas that load for a job. `here`: number already loaded. `beside`: idle replicas reserved for the job.
 
-    `free_at`: expected end of the job.
+    `free_at`: expected end of the job. `places` of its replicas, of which some are `lost`, others `loading`.
     """
 
     job: int
@@ -205,6 +208,9 @@ class Promise(msgspec.Struct, frozen=True):
     beside: int = 0
     here: int = 0
     free_at: float = 0.0
+    places: list[Place] = []
+    lost: list[Place] = []
+    loading: set[LibraryId] = set()
 
     @property
     def kept(self) -> int:
