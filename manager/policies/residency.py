@@ -20,35 +20,12 @@ from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdv
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.queues import is_unlikely_to_free_slot
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View, Wake
-from stoker.manager.policies import keep_alive
+from stoker.manager.policies import keep_alive, making_room, sleeping
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.keep_alive import (
-    KeepAlive,
-    can_run_next_call,
-    lacks_library_for_waiting_call,
-    libraries_unfit_for_next_call,
-    pilot_rank_for_next_call,
-    remaining_library_quota,
-)
-from stoker.manager.policies.making_room import (
-    IdleKeeper,
-    MayLeave,
-    allow_any_unload,
-    holds,
-    idle_libraries_to_stop,
-    libraries_to_stop_for_wake,
-    preempt_for_starved_context,
-)
+from stoker.manager.policies.making_room import IdleKeeper, MayLeave, holds
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import Unpacking, quarantines
-from stoker.manager.policies.sleeping import (
-    count_libraries_falling_asleep,
-    extra_bytes_to_wake,
-    is_asleep,
-    plan_stops_and_sleeps,
-    wakeable_libraries,
-)
 from stoker.manager.policies.where_to_load import (
     bare_bytes,
     can_use_device,
@@ -85,7 +62,7 @@ class LoadWhereWanted(Quiet):
         self.keeper = keeper
         if keeper is not None:  # the keeper never wakes sleeping libraries
             self.lets_sleep = False
-        self._keep_alive = KeepAlive(sleeps=self.lets_sleep)
+        self._keep_alive = keep_alive.KeepAlive(sleeps=self.lets_sleep)
         self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
@@ -100,21 +77,23 @@ class LoadWhereWanted(Quiet):
         more = self.worth_loading(context, prompt)
         wakes = self._wake_sleepers(view, context, more)
         plan += wakes
-        more -= sum(isinstance(action, Wake) for action in wakes) + count_libraries_falling_asleep(context)
+        more -= sum(isinstance(action, Wake) for action in wakes) + sleeping.count_libraries_falling_asleep(context)
         if wakes and more <= 0:
             return plan
-        room = remaining_library_quota(view, context, cut_s=self.cut_s)
+        room = keep_alive.remaining_library_quota(view, context, cut_s=self.cut_s)
         if room is not None:
             if room <= 0 < more:
                 plan += self._unload_for_able_pilot(view, context)
             more = min(more, room)
-        if lacks_library_for_waiting_call(context) and (room is None or room >= 0):
+        if keep_alive.lacks_library_for_waiting_call(context) and (room is None or room >= 0):
             more = max(more, 1)
         if more <= 0:
             return plan
         places: Iterable[tuple[Device, ...]] = self.open_places(view, context, desperate=not alive)
         if room is not None:
-            places = sorted(places, key=lambda devices: pilot_rank_for_next_call(view, context, devices[0].pilot))
+            places = sorted(
+                places, key=lambda devices: keep_alive.pilot_rank_for_next_call(view, context, devices[0].pilot)
+            )
         loads = [
             Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self.reservation(context, devices))
             for devices in islice(places, more)
@@ -214,16 +193,16 @@ class LoadWhereWanted(Quiet):
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
         """Wake up to `most` sleeping libraries. Make room for a wake unless a load elsewhere is faster."""
         plan: list[Action] = []
-        for sleeper in wakeable_libraries(view, context)[: max(0, most)]:
-            needed = extra_bytes_to_wake(sleeper)
+        for sleeper in sleeping.wakeable_libraries(view, context)[: max(0, most)]:
+            needed = sleeping.extra_bytes_to_wake(sleeper)
             if all(device.budget_bytes >= needed for device in sleeper.devices):
                 plan.append(Wake(sleeper.id))
             elif not plan and not self._is_load_faster_than_wake(view, context):
-                leaving = libraries_to_stop_for_wake(view, sleeper, may_leave=self._unload_predicate)
+                leaving = making_room.libraries_to_stop_for_wake(view, sleeper, may_leave=self._unload_predicate)
                 if leaving:
                     needs = dict.fromkeys(sleeper.devices, needed)
                     why = f"idle, and room is needed for {context.recipe.name}"
-                    ends, _ = plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
+                    ends, _ = sleeping.plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
                     return [*ends, Wake(sleeper.id)]
         return plan
 
@@ -235,19 +214,19 @@ class LoadWhereWanted(Quiet):
 
     def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
         """At the library limit of a context, unload a library that cannot run the next call if another pilot could."""
-        awake = wakeable_libraries(view, context)
+        awake = sleeping.wakeable_libraries(view, context)
         leaving = [
-            *libraries_unfit_for_next_call(view, context),
-            *(x for x in context.libraries.values() if is_asleep(x) and x not in awake),
+            *keep_alive.libraries_unfit_for_next_call(view, context),
+            *(x for x in context.libraries.values() if sleeping.is_asleep(x) and x not in awake),
         ]
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
             return []
         could = (d for d in view.devices() if not holds(d, context) and can_use_device(context, d))
         pilots = {d.pilot: None for d in could if may_load(view, context, d)}
-        if not any(can_run_next_call(view, context, pilot) for pilot in pilots):
+        if not any(keep_alive.can_run_next_call(view, context, pilot) for pilot in pilots):
             return []
         places = self.open_places(view, context, desperate=False)
-        is_open = any(can_run_next_call(view, context, devices[0].pilot) for devices in places)
+        is_open = any(keep_alive.can_run_next_call(view, context, devices[0].pilot) for devices in places)
         for library in leaving:
             if is_open or not may_load(view, context, library.devices[0]):  # else the context may be loaded here again
                 return [Unload(library.id, "the next call would run longer than its pilot")]
@@ -256,24 +235,24 @@ class LoadWhereWanted(Quiet):
     def make_room(self, view: View, context: Context) -> list[Action]:
         """Make room for a context: unload idle libraries, or a library of another context that has several."""
         minimum, may_leave = self.minimum, self._unload_predicate
-        leaving = idle_libraries_to_stop(view, context, minimum=minimum, may_leave=may_leave)
+        leaving = making_room.idle_libraries_to_stop(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:
-            return preempt_for_starved_context(
+            return making_room.preempt_for_starved_context(
                 view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave
             )
         devices = {device for x in leaving for device in x.devices if can_use_device(context, device)}
         needs = {device: minimum(context, device) for device in devices}
         why = f"idle, and room is needed for {context.recipe.name}"
-        plan, rooms = plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
+        plan, rooms = sleeping.plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
         return plan + self._load_on_devices_with_room(context, rooms)
 
     @property
     def _unload_predicate(self) -> MayLeave:
-        return allow_any_unload if self.keeper is None else self.keeper.may_leave
+        return making_room.allow_any_unload if self.keeper is None else self.keeper.may_leave
 
     def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
         """Return the load that replaces the `leaving` libraries; empty if the size of the load is still unknown."""
-        _, rooms = plan_stops_and_sleeps({}, leaving, why="", sleeps=False)
+        _, rooms = sleeping.plan_stops_and_sleeps({}, leaving, why="", sleeps=False)
         return self._load_on_devices_with_room(context, rooms)
 
     def _load_on_devices_with_room(self, context: Context, rooms: Mapping[Device, int]) -> list[Action]:

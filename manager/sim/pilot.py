@@ -21,25 +21,9 @@ from stoker.manager.sim.runs import Surroundings
 from stoker.manager.sim.serving import ServedBatch
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel
-from stoker.pilot.core import commands
+from stoker.pilot.core import commands, events
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import (
-    Event,
-    Farewell,
-    FromManager,
-    HelloDue,
-    LibraryPrepared,
-    ObjectArrived,
-    Observation,
-    Observed,
-    OfferWeighed,
-    Pinned,
-    SourceFailed,
-    Tick,
-    TimerFired,
-    UnacknowledgedFacts,
-    WalltimeKnown,
-)
+from stoker.pilot.core.events import Event
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_manager, to_pilot
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
@@ -97,7 +81,7 @@ class Fetching:
         else:
             sim.network.lead(fetch.transfer, paths)
         for peer_id in failed:
-            self._pilot.handle(SourceFailed(fetch.ref.name, "it is gone", peer_id))
+            self._pilot.handle(events.SourceFailed(fetch.ref.name, "it is gone", peer_id))
 
     def _read_operations(self, fetch: _Fetch) -> None:
         sim = self._pilot.sim
@@ -140,7 +124,7 @@ class Fetching:
         size = fetch.ref.size_bytes
         origin = min(size, round(fetch.moved.get(None, 0.0)))
         self._log_bytes(origin, size - origin)
-        pilot.handle(ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
+        pilot.handle(events.ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
         for other, waiting in self._waiting_for_whole.pop(name, ()):
             other.fetching._complete_if_whole(waiting)
 
@@ -234,17 +218,17 @@ class SimPilot:
         sim = self.sim
         sim.log.note(sim.agenda.now, Happened.PILOT_CAME, pilot=self.number, value=float(len(self.computes)))
         if self._ends_at:
-            self.handle(WalltimeKnown(self._ends_at - sim.agenda.now))
-        self.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
+            self.handle(events.WalltimeKnown(self._ends_at - sim.agenda.now))
+        self.handle(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
 
     def hear(self, message: to_pilot.ToPilot) -> None:
         if self.here:
-            self.handle(FromManager(message))
+            self.handle(events.FromManager(message))
 
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(Tick()) - 1  # number of effects of the tick; if not 0, tick again
+            handled = self._queue.handle(events.Tick()) - 1  # number of effects of the tick; if not 0, tick again
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -258,7 +242,7 @@ class SimPilot:
                 self._prepare(ordered)
             case commands.PinObjects(library=number, objects=refs):
                 here = self.machine.on_disk
-                self.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
+                self.handle(events.Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library].start()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
@@ -270,7 +254,7 @@ class SimPilot:
             case commands.Observe(library=number):
                 library = self.libraries.get(number)
                 running = [(call, 0.0) for call in library.running] if library is not None else []  # no time limits
-                self.handle(Observed([Observation(number, running)]))
+                self.handle(events.Observed([events.Observation(number, running)]))
             case commands.WeighOffer(order=order):
                 self.handle(self._weighed(order))
             case commands.StartFetch(order=order):
@@ -297,10 +281,10 @@ class SimPilot:
             case _:
                 assert_never(command)
 
-    def _weighed(self, order: to_pilot.RunCalls) -> OfferWeighed:
+    def _weighed(self, order: to_pilot.RunCalls) -> events.OfferWeighed:
         library = self.libraries.get(order.library)
         if library is None or library.batch is None:
-            return OfferWeighed(order)
+            return events.OfferWeighed(order)
         mine, beside = set(library.batch.device_ids), list[ServedBatch]()
         for other in self.libraries.values():
             if other.batch is not None and not other.is_over and not mine.isdisjoint(other.batch.device_ids):
@@ -311,7 +295,7 @@ class SimPilot:
         required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
         pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0
         engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
-        return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
+        return events.OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _send(self, message: to_manager.FromPilot) -> None:
         """Send a message to the manager. Later messages join its frame until it arrives."""
@@ -337,17 +321,17 @@ class SimPilot:
             self.sim.agenda.now, Happened.LIBRARY_STARTED, library=number, pilot=self.number,
             value=float(len(ordered.devices)),
         )  # fmt: skip
-        self.handle(LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
+        self.handle(events.LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
 
     def _handle_fired_timer(self, key: str) -> None:
         self._timers.pop(key, None)
         if self.here:
-            self.handle(TimerFired(key))
+            self.handle(events.TimerFired(key))
 
     def _exit(self) -> None:
         if not self.here:
             return
-        for command in self.core.handle(Farewell(), self.sim.agenda.now):
+        for command in self.core.handle(events.Farewell(), self.sim.agenda.now):
             self._carry_out(command)
         self.left = True
         self.vanish()

@@ -13,21 +13,8 @@ import msgspec
 from stoker.chance import Stream
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.errors import StokerError
-from stoker.manager.core.events import (
-    AdviceArrived,
-    AskAdvice,
-    Command,
-    ContextAdvice,
-    CostAdvice,
-    Event,
-    FromClient,
-    OfContext,
-    SessionDefined,
-    SetTimer,
-    TimerFired,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import Command, Event
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.report import device_seconds_by_tier
 from stoker.manager.core.seams import Policies, PolicyError
@@ -125,9 +112,11 @@ class Simulation:
         `tell` regularly receives the simulated time and the number of ended calls.
         """
         self._carry_out(self.core.start())
-        self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
+        self.handle(events.SessionDefined(tuple(batch.source for batch in self._batch.values())))
         self.handle(
-            FromClient(_FACTORY, 0, [to_manager.ClientHello(wire.VERSION, self.session, observer=True, factory=True)])
+            events.FromClient(
+                _FACTORY, 0, [to_manager.ClientHello(wire.VERSION, self.session, observer=True, factory=True)]
+            )
         )
         self.client.start()
         agenda = self.agenda
@@ -174,30 +163,32 @@ class Simulation:
     def _carry_out(self, commands: Iterable[Command]) -> None:
         agenda = self.agenda
         for command in commands:
-            if type(command) is ToPilot:
+            if type(command) is events.ToPilot:
                 pilot = self.pilots.get(command.pilot)
                 if pilot is not None and type(command.message) is not to_pilot.Ack:
                     agenda.after(self.message_s, pilot.hear, command.message)
-            elif type(command) is ToClient:
+            elif type(command) is events.ToClient:
                 if command.client == _FACTORY:
                     self._send_to_factory(command.message)
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
-            elif type(command) is SetTimer:
+            elif type(command) is events.SetTimer:
                 # Round up: if a timer fired a fraction of a microsecond early, the core would set it again forever.
                 at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
                 agenda.at(at, self._timer, command.key, command.at)
-            elif type(command) is AskAdvice and isinstance(command.about, OfContext):
+            elif type(command) is events.AskAdvice and isinstance(command.about, events.OfContext):
                 self._advise(command.about.recipe)
             # Other commands, such as writing files, are carried out only by the live manager.
 
     def _advise(self, recipe: RecipeKey) -> None:
         by_kind = {
-            kind: ContextAdvice(steps=self._step_times_on_device_kind(engine.times, kind))
+            kind: events.ContextAdvice(steps=self._step_times_on_device_kind(engine.times, kind))
             for kind, engine in self.world.contexts[recipe].engine.items()
         }  # fmt: skip
         if by_kind:
-            self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
+            self.agenda.after(
+                0.0, self.handle, events.AdviceArrived(events.OfContext(recipe), events.CostAdvice(by_kind))
+            )
 
     def _step_times_on_device_kind(self, times: StepTimes, kind: str) -> StepTimes:
         """Return the step times as measured on a device kind, one object for each table and speed."""
@@ -211,7 +202,7 @@ class Simulation:
 
     def _timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:
-            self.handle(TimerFired(key))
+            self.handle(events.TimerFired(key))
 
     def _send_to_factory(self, message: to_client.ToClient) -> None:
         match message:
@@ -228,7 +219,7 @@ class Simulation:
                 pass
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
-        self.handle(FromClient(_FACTORY, 0, [update]))
+        self.handle(events.FromClient(_FACTORY, 0, [update]))
 
     def items_of(self, spec: CallSpec) -> int:
         return self.really.get(spec.call) or items_of(spec)

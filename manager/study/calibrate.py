@@ -21,19 +21,8 @@ import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.errors import SessionError
-from stoker.manager.core.events import (
-    AdviceArrived,
-    Command,
-    ContextAdvice,
-    CostAdvice,
-    Event,
-    FromClient,
-    FromPilot,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    ToPilot,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import Command, ContextAdvice, Event
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.live.restore import JournalPast
@@ -151,26 +140,26 @@ class RecordedSession:
 
     def happened(self, now: float, event: Event) -> None:
         match event:
-            case FromClient(messages=messages):
+            case events.FromClient(messages=messages):
                 for message in messages:
                     self._on_client_message(now, message)
-            case FromPilot(pilot=pilot, messages=said):
+            case events.FromPilot(pilot=pilot, messages=said):
                 for each in said:
                     self._on_pilot_message(now, pilot, each)
-            case PilotCut(pilot=pilot) if pilot in self.stays:
+            case events.PilotCut(pilot=pilot) if pilot in self.stays:
                 self.stays[pilot].cut_at = now
-            case PilotLost(pilot=pilot):
+            case events.PilotLost(pilot=pilot):
                 self._on_pilot_left(now, pilot)
-            case AdviceArrived(about=OfContext(recipe=recipe), advice=advice) if not self.loads:
-                self.advice[recipe] = advice.by_kind if isinstance(advice, CostAdvice) else {}
+            case events.AdviceArrived(about=events.OfContext(recipe=recipe), advice=advice) if not self.loads:
+                self.advice[recipe] = advice.by_kind if isinstance(advice, events.CostAdvice) else {}
 
     def decided(self, now: float, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
+                case events.ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
                     kinds = {facts.device: facts.kind for facts in self.stays[pilot].devices}
                     self._libraries[order.library] = _LoadedLibrary(order.recipe, kinds[order.devices[0]], now, sent={})
-                case ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
+                case events.ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
                     self._libraries[order.library].sent.update((spec.call, now) for spec in order.calls)
 
     def _on_client_message(self, now: float, message: to_manager.FromClient) -> None:
@@ -314,7 +303,7 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
     for arrival in calibrated.arrivals:
         first.setdefault(arrival.context, arrival.at_s)
     for context, by_kind in calibrated.advice.items():
-        advice = AdviceArrived(OfContext(RecipeKey(context)), CostAdvice(by_kind))
+        advice = events.AdviceArrived(events.OfContext(RecipeKey(context)), events.CostAdvice(by_kind))
         simulation.agenda.at(first[context] + _SOON_S, simulation.handle, advice)
     return simulation.run().ended_at - calibrated.arrivals[0].at_s
 

@@ -18,20 +18,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from stoker.manager.core import seams
 from stoker.manager.core.deadlines import has_forecast_changed, is_in_time
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
-from stoker.manager.core.seams import (
-    Action,
-    Changes,
-    Drop,
-    FailWaiting,
-    Forecast,
-    Load,
-    Provisioning,
-    Timer,
-    Unload,
-    View,
-)
+from stoker.manager.core.seams import Action, Changes, Provisioning, View
+from stoker.manager.policies import where_to_load
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import Way, libraries_to_stop_on_one_pilot
 from stoker.manager.policies.prompt_tuner.pools import (
@@ -44,15 +35,6 @@ from stoker.manager.policies.prompt_tuner.pools import (
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, Place, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sleeping import is_idle
-from stoker.manager.policies.where_to_load import (
-    can_use_device,
-    device_sets,
-    failures,
-    has_failed_loads,
-    may_load,
-    probes,
-    ranks,
-)
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
@@ -78,7 +60,7 @@ class ColdDevices:
 
     def count(self, model: str, *, most: int) -> int:
         """Return how many replicas of a model could be warmed, up to `most`; 0 while the model is probed."""
-        return 0 if has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
+        return 0 if where_to_load.has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
         self.taken.setdefault(job, []).extend(self.assign(model, count))
@@ -100,16 +82,16 @@ class ColdDevices:
         return found[:most]
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
-        for rank in ranks(context):
+        for rank in where_to_load.ranks(context):
             able = (
                 device
                 for device in self._cold
                 if device not in self.gone
-                and failures(context, device.pilot) == rank
+                and where_to_load.failures(context, device.pilot) == rank
                 and self._fits(context, device)
-                and may_load(self._view, context, device, desperate=True)
+                and where_to_load.may_load(self._view, context, device, desperate=True)
             )
-            sets = device_sets(able, context.recipe.needs.devices)
+            sets = where_to_load.device_sets(able, context.recipe.needs.devices)
             yield from (devices for devices in sets if self.gone.isdisjoint(devices))
 
 
@@ -123,7 +105,7 @@ def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]
     ends_at = max(ends_at, view.now)
     in_time = is_in_time(ends_at, due_at=due_at, now=view.now)
     changed = has_forecast_changed(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
-    return [Forecast(CallId(id), ends_at, in_time)] if changed else []
+    return [seams.Forecast(CallId(id), ends_at, in_time)] if changed else []
 
 
 def drop_reason_text(view: View, fate: Fate) -> str:
@@ -176,7 +158,7 @@ class WarmPools(Quiet):
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Return the default plan, or if rounds decide about the context only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
-        ask_again = Timer(view.now + self.default.ask_again_s, context.recipe.key)
+        ask_again = seams.Timer(view.now + self.default.ask_again_s, context.recipe.key)
         if hopeless := self.default.hopeless_gangs(view, context):
             return (*hopeless, ask_again)
         if state is None or not state.active:
@@ -192,7 +174,7 @@ class WarmPools(Quiet):
         if not alive and not state.promises:
             impossible = self.default.why_nowhere(view, context)
             if impossible is not None:
-                return (FailWaiting(RecipeKey(context.recipe.key), impossible),)
+                return (seams.FailWaiting(RecipeKey(context.recipe.key), impossible),)
         return plan + self.default.make_room(view, context)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
@@ -265,7 +247,7 @@ class WarmPools(Quiet):
         key = RecipeKey(context.recipe.key)
         places = [(devices[0].pilot.id, tuple(device.id for device in devices)) for devices in sets]
         return [
-            Load(key, pilot, ids, self.default.reservation(context, devices))
+            seams.Load(key, pilot, ids, self.default.reservation(context, devices))
             for (pilot, ids), devices in zip(places, sets, strict=True)
         ], places
 
@@ -315,11 +297,11 @@ class WarmPools(Quiet):
 
     def _wanted_replicas(self, view: View, state: PoolState, job: PoolJob) -> int:
         context, line = state.context, state.line
-        failed = has_failed_loads(context)
+        failed = where_to_load.has_failed_loads(context)
         if not failed and (line.late or line.hopeful):
             return max(0, job.least - self._count_alive(view, state, most=job.least))
         alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
-        return probes(alive) if failed else self.default.worth_loading(context, alive)
+        return where_to_load.probes(alive) if failed else self.default.worth_loading(context, alive)
 
     def _count_alive(self, view: View, state: PoolState, *, most: int) -> int:
         alive = (
@@ -346,7 +328,7 @@ class WarmPools(Quiet):
             return []
         way_on = partial(self._libraries_to_unload, view, context)
         chosen = libraries_to_stop_on_one_pilot(view, context, way_on, desperate=True)
-        return [Unload(library.id, f"idle, and room is needed for {context.recipe.name}") for library in chosen]
+        return [seams.Unload(library.id, f"idle, and room is needed for {context.recipe.name}") for library in chosen]
 
     def _libraries_to_unload(self, view: View, context: Context, device: Device) -> Way | None:
         """Return the time of a device's last use and the libraries to unload; None if a library must stay."""
@@ -363,7 +345,7 @@ class WarmPools(Quiet):
             begins_at = view.now if state.context.libraries else view.now + state.load_s
             call = view.calls.get(CallId(job.id)) if job.will_miss_deadline(begins_at) else None
             if call is not None and call.group.options.objective.drop_late:
-                return [Drop(call.id, drop_reason_text(view, fate))]
+                return [seams.Drop(call.id, drop_reason_text(view, fate))]
         return [] if job.id in state.others else forecast(view, job.id, fate.ends_at, job.deadline_at)
 
     def _unload_unused_replicas(self, view: View) -> list[Action]:
@@ -374,13 +356,13 @@ class WarmPools(Quiet):
             since = state.idle_since = {id: state.idle_since.get(id, view.now) for id in free}
             if not self.reuse:
                 used = [id for id, library in free.items() if library.served]
-                plan += [Unload(id, "it has served a call") for id in used]
+                plan += [seams.Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
             if state.line:  # if a job waits although replicas are idle, it needs more replicas
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
-                    plan.append(Unload(id, f"it has not been used for {self.window_s:g} s"))
+                    plan.append(seams.Unload(id, f"it has not been used for {self.window_s:g} s"))
                 else:
                     self._reclaim_at = min(self._reclaim_at, at + self.window_s)
         return plan
@@ -399,18 +381,18 @@ class WarmPools(Quiet):
                 since = sorted((at, id) for id, at in other.idle_since.items() if self._could_load(view, context, id))
                 found += since[: max(0, len(other.idle_since) - other.kept)]
         reason = f"idle, and a job of {context.recipe.name} would be late"
-        return [Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
+        return [seams.Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
 
     def _could_load(self, view: View, context: Context, id: LibraryId) -> bool:
         library = view.libraries.get(id)
         return library is not None and all(
-            self._has_memory(context, device) and may_load(view, context, device, desperate=True)
+            self._has_memory(context, device) and where_to_load.may_load(view, context, device, desperate=True)
             for device in library.devices
         )
 
     def _has_memory(self, context: Context, device: Device) -> bool:
         is_large = self.default.minimum(context, device) <= device.facts.memory_bytes
-        return can_use_device(context, device) and is_large
+        return where_to_load.can_use_device(context, device) and is_large
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """Return True if a library may be unloaded for a context.

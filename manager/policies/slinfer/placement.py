@@ -1,18 +1,17 @@
 """Place instances on devices by memory (§VII), compute (§VI) and batch size (§VIII-B); find room for the calls of a
 preempted instance (§VIII-A).
 
-An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). An instance shrinks only if it is far too
-large, because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough
-(§VII-D). CPUs come first, then instances with large batches, so that small batches end. A new instance is loaded on the
-pilot where it leaves the least memory (bin-packing, §V), on the least busy device. (The paper's nodes have one GPU.) An
-instance that makes room may sleep, and a sleeper wakes before an instance is loaded; the paper has no sleepers. Only
-the pilot knows how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
+An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It shrinks only if it is far too large,
+because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
+come first, then instances with large batches, so that small batches end. A new instance is loaded on the pilot where it
+leaves the least memory (bin-packing, §V), on the least busy device. The paper's nodes have one GPU, and it has no
+sleepers: here an instance that makes room may sleep, and a sleeper wakes before an instance is loaded. Only the pilot
+knows how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
@@ -21,19 +20,13 @@ from stoker.manager.policies.keep_alive import remaining_library_quota
 from stoker.manager.policies.sleeping import (
     extra_bytes_to_wake,
     is_asleep,
+    is_idle,
     may_sleep,
     plan_stops_and_sleeps,
     wakeable_libraries,
 )
-from stoker.manager.policies.slinfer.validation import (
-    ComputeOutlook,
-    Shadow,
-    left_s,
-    output_tokens,
-    prompt_of,
-    prompt_tokens,
-    staying,
-)
+from stoker.manager.policies.slinfer import validation
+from stoker.manager.policies.slinfer.validation import ComputeOutlook, Shadow, left_s, staying
 from stoker.manager.policies.where_to_load import can_use_device, may_load, required_bytes_if_known
 from stoker.pilot.core.memory import token_cache
 from stoker.protocol.ids import RecipeKey
@@ -42,6 +35,8 @@ _CUT_S = 3.0  # Seconds after which libraries of a disconnected pilot no longer 
 
 
 class CacheSizes:
+    """Sizes of instances in bytes. A method that reserves returns 0 if enough is reserved, None if it does not fit."""
+
     def __init__(self, *, watermark: float) -> None:
         self.watermark = watermark
 
@@ -64,7 +59,7 @@ class CacheSizes:
         return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
-        """Return the bytes to reserve for one more call; 0 if enough is reserved, None if the call does not fit."""
+        """Return the bytes to reserve for one more call."""
         cache = cache_of(library.context, library.devices[0])
         if cache.is_fixed:
             return 0 if _peak_tokens((*library.held.values(), call)) <= cache.tokens else None
@@ -74,12 +69,8 @@ class CacheSizes:
         """Return the bytes that an instance requires for its calls and one more call (eq. 2)."""
         return self.required(library.context, library.devices[0], (*library.held.values(), call))
 
-    def lacks(self, library: Library, required: int) -> int:
-        """Return how many of the required bytes other instances have reserved."""
-        return required - library.promised_bytes - library.devices[0].budget_bytes
-
     def grow(self, library: Library, required: int) -> int | None:
-        """Return the bytes to reserve for `required` bytes; 0 if enough is reserved, None if they do not fit."""
+        """Return the bytes to reserve for `required` bytes."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
@@ -89,10 +80,7 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def growth(self, context: Context, device: Device, calls: Iterable[Call], promised: int) -> int | None:
-        """Return the additional bytes that an instance needs for calls; None if a fixed cache is too small.
-
-        `promised`: bytes of the instance; 0 = a new instance.
-        """
+        """Return the additional bytes that an instance of `promised` bytes (0 = a new one) needs for calls."""
         cache, calls = cache_of(context, device), tuple(calls)
         if not promised:
             return self.bytes_for_load(context, device, calls)
@@ -101,7 +89,7 @@ class CacheSizes:
         return max(0, self.required(context, device, calls) - promised)
 
     def bytes_to_reserve_after_stops(self, library: Library, required: int, leaving: Iterable[Library]) -> int:
-        """Return the bytes to reserve for `required` after other libraries stop; 0 if enough is reserved."""
+        """Return the bytes to reserve for `required` after other libraries stop."""
         if required <= library.promised_bytes:
             return 0
         room = library.promised_bytes + library.devices[0].budget_bytes + sum(x.promised_bytes for x in leaving)
@@ -133,7 +121,7 @@ class CacheSizes:
 
 
 def _peak_tokens(calls: Iterable[Call]) -> int:
-    return sum(prompt_tokens(call) + output_tokens(call) for call in calls)
+    return sum(validation.prompt_tokens(call) + validation.output_tokens(call) for call in calls)
 
 
 def cache_of(context: Context, device: Device) -> TokenCache:
@@ -175,16 +163,12 @@ def sleeping(context: Context) -> list[Library]:
 
 def _evictable_libraries(libraries: Iterable[Library]) -> list[Library]:
     """Return idle libraries, and sleepers that no call waits for, least recently used first."""
-    found = [
-        x
-        for x in libraries
-        if (x.state is LibraryState.READY and not x.load) or (is_asleep(x) and not x.context.queue.count)
-    ]
+    found = [x for x in libraries if is_idle(x) or (is_asleep(x) and not x.context.queue.count)]
     return sorted(found, key=lambda library: (library.used_at, library.id))
 
 
 def _choose_libraries_to_unload(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
-    """Return the first libraries whose stop frees `size` bytes of a device, and the bytes that are then free."""
+    """Return the bytes free on a device after the first libraries stop that free `size` bytes, and these libraries."""
     room, gone = device.budget_bytes, list[Library]()
     for library in leavable:
         if room >= size:
@@ -211,8 +195,7 @@ def _is_at_library_limit(view: View, context: Context) -> bool:
 def _load_disturbs(context: Context, device: Device) -> bool:
     """Return True if a load would take a CPU's cores from running calls for longer than their time per output token.
 
-    The load time is the longest load of the context's libraries on this kind of device. The paper's CPUs have all
-    models in memory (§IX-A).
+    The longest load of the context on this kind of device counts. The paper's CPUs have all models in memory (§IX-A).
     """
     if not device.facts.on_host:
         return False
@@ -222,14 +205,7 @@ def _load_disturbs(context: Context, device: Device) -> bool:
     return any(0 < call.group.options.objective.tpot_s < load_s for call in held)
 
 
-class _Rank(NamedTuple):
-    on_gpu: bool
-    unloads: int
-    pilot_left_bytes: int
-    busy_s: float
-    instances: int
-    left_bytes: int
-    name: str
+_Rank = tuple[bool, int, int, float, int, int, str]
 
 
 class InstancePlaces:
@@ -264,9 +240,9 @@ class InstancePlaces:
         context, soon_s = call.group.context, left_s(view, call)
         for sleeper in wakeable_libraries(view, context):
             [device], needed = sleeper.devices, extra_bytes_to_wake(sleeper)
-            if (device.facts.on_host and not self._uses_cpus) or self._compute.is_prefill_too_slow(
-                device, call, left_s=soon_s
-            ):
+            if device.facts.on_host and not self._uses_cpus:
+                continue
+            if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
                 continue
             others = [x for x in staying(device) if x is not sleeper]
             room, gone = _choose_libraries_to_unload(_evictable_libraries(others), device, needed)
@@ -299,11 +275,11 @@ class InstancePlaces:
         return [Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
 
     def _rank(self, view: View, device: Device, *, left_bytes: int, unloads: int = 0) -> _Rank:
-        """Return a sort key: CPUs first (§V), then the fullest pilot, then its least busy device."""
+        """Return a sort key: CPUs first (§V), fewest unloads, then the fullest pilot, then its least busy device."""
         elsewhere = sum(other.budget_bytes for other in device.pilot.devices.values() if other is not device)
         busy_s, here = self._compute.cycle_s(device, now=view.now), len(staying(device))
         name = f"{device.pilot.id}/{device.id}"
-        return _Rank(not device.facts.on_host, unloads, left_bytes + elsewhere, busy_s, here, left_bytes, name)
+        return not device.facts.on_host, unloads, left_bytes + elsewhere, busy_s, here, left_bytes, name
 
     def size(self, device: Device, call: Call) -> int:
         if not self._shares:
@@ -319,18 +295,18 @@ class InstancePlaces:
     def places(
         self, view: View, call: Call, *, shadow: Shadow | None = None, ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Yield devices with enough memory and speed for a new instance for a call.
+        """Yield devices with enough memory and speed for a new instance for a call, and the bytes of the instance.
 
-        Also yield the bytes of the new instance, and the idle instances on the device, least recently used first. With
-        `ends_idle`, the idle instances may stop or sleep. `shadow`: assumed stops and moves.
+        Also yield the device's idle instances, least recently used first, which with `ends_idle` may stop or sleep.
+        `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
         if _is_at_library_limit(view, context):
             return
         for device in view.devices():  # fast checks first, because a waiting call is checked often
-            if (device.facts.on_host and not self._uses_cpus) or not can_use_device(
-                context, device, unnamed_spares=True
-            ):
+            if device.facts.on_host and not self._uses_cpus:
+                continue
+            if not can_use_device(context, device, unnamed_spares=True):
                 continue
             if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
                 continue
@@ -343,15 +319,11 @@ class InstancePlaces:
                 continue
             if not shadow.leaving and self._compute.is_full(device, call, now=view.now):
                 continue
-            if _load_disturbs(context, device):
-                continue
-            if may_load(view, context, device):
+            if not _load_disturbs(context, device) and may_load(view, context, device):
                 yield device, size, idle
 
     def _can_serve_in_time(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
         return self._compute.find_late_refusal(view, device, call, shadow=shadow) is None
-
-    # ---- calls that are assumed to move
 
     def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
         """In the shadow, move a call to an instance (None: a new one). Return False if memory or time forbids this."""
@@ -368,7 +340,7 @@ class InstancePlaces:
             return False
         if not self._can_serve_in_time(view, device, call, shadow):
             return False
-        shadow.move(call, device, prompt_of(call, view.now + soon_s), grows=grows)
+        shadow.move(call, device, validation.prompt_of(call, view.now + soon_s), grows=grows)
         return True
 
     def moves(self, view: View, calls: Collection[Call], shadow: Shadow, *, away_from: Sequence[Device]) -> bool:
@@ -389,7 +361,7 @@ class InstancePlaces:
         for device, size, _ in self.places(view, call, shadow=shadow, ends_idle=False):
             known = device in away_from or device in shadow.devices(context)
             if not known and self._can_serve_in_time(view, device, call, shadow):
-                shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=size)
+                shadow.move(call, device, validation.prompt_of(call, view.now + left_s(view, call)), grows=size)
                 return True
         return False
 
@@ -397,7 +369,7 @@ class InstancePlaces:
         """Return True if a loading instance will serve one more call in time after its waiting calls."""
         device, shadow = library.devices[0], Shadow()
         for call in calls:
-            shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=0)
+            shadow.move(call, device, validation.prompt_of(call, view.now + left_s(view, call)), grows=0)
         return self.joins(view, more, device, library, shadow)
 
     def leaves(self, view: View, library: Library) -> Call | None:
@@ -411,16 +383,11 @@ class InstancePlaces:
         """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if they cannot make room.
 
         The smallest batches stop first, but none larger than the library's batch with the call. The calls of all
-        stopped neighbours must meet their objectives elsewhere. `over_s`: seconds by which a decode step is too long on
-        the device.
+        stopped neighbours must meet their objectives elsewhere. `over_s`: seconds by which a decode step is too long.
         """
         device, most = library.devices[0], len(library.held) + 1
-        neighbours = [
-            x
-            for x in staying(device)
-            if x is not library and x.usable and x.state is LibraryState.READY and len(x.held) <= most
-        ]
-        neighbours = [x for x in neighbours if has_known_token_memory(x.context) or not x.held]
+        ready = (x for x in staying(device) if x is not library and x.usable and x.state is LibraryState.READY)
+        neighbours = [x for x in ready if len(x.held) <= most and (has_known_token_memory(x.context) or not x.held)]
         found, shadow = list[Library](), Shadow()
         for victim in sorted(neighbours, key=lambda x: (len(x.held), -x.promised_bytes, x.id)):
             if lacks_bytes <= 0 and over_s <= 0:

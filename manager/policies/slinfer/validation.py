@@ -1,15 +1,10 @@
 """Shadow validation in the manager (SLINFER §VI-C), for cases that no pilot can check.
 
-The manager must predict whether
-
-- a new instance would serve a call in time ("the same validation procedure", §V),
-- a loading instance will serve its waiting calls in time, and
-- the calls of a preempted instance meet their objectives elsewhere (§VIII-A).
-
-The manager runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work:
-after its prompt was read, a call has generated one token in each decode cycle of its device. A `Shadow` is an assumed
-future, in which libraries have stopped and calls have moved. If several calls would move, each is checked with the
-memory and time that the others need on its new device.
+The manager must predict whether a new instance would serve a call in time ("the same validation procedure", §V), a
+loading instance will serve its waiting calls in time, and the calls of a preempted instance meet their objectives
+elsewhere (§VIII-A). It runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the
+engines' work: after its prompt was read, a call has generated one token in each decode cycle of its device. If several
+calls would move, each is checked with the memory and time that the others need on its new device.
 """
 
 from __future__ import annotations
@@ -56,10 +51,7 @@ def first_token_s(call: Call) -> float:
 
 
 def seconds_until_first_token_due(view: View, call: Call) -> float:
-    """Return the seconds until the first token of a waiting call is due, without its load time (§IX-A).
-
-    An evicted call has no such limit.
-    """
+    """Return the seconds until the first token of a call is due, without its load (§IX-A); infinity if evicted."""
     wanted_s = first_token_s(call)
     return math.inf if call.id in view.reports or not wanted_s else call.submitted_at + wanted_s - view.now
 
@@ -170,8 +162,7 @@ class ComputeOutlook:
         return self.prefill_s(call.group.context, device, call) > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """Return True if a decode step of a new instance would leave the other instances too little time (case 3, the
-        cheapest check).
+        """Return True if a decode step of a new instance leaves the others too little time (case 3, a cheap check).
 
         The check applies to calls without a limit on their output.
         """
@@ -238,10 +229,8 @@ class ComputeOutlook:
         prompts.sort(key=lambda prompt: prompt.due_at)
         soonest = min(at for at in dues_at if at >= now)
         late_at = min((at for at in dues_at if at < now), default=math.inf)
-        mean = length / rows if rows else 0.0
-        return EngineOutlook(
-            library.id, cost, rows, mean, soonest, tpot_s, tuple(prompts), late_at, answers=tuple(answers)
-        )
+        mean, soon = length / rows if rows else 0.0, tuple(prompts)
+        return EngineOutlook(library.id, cost, rows, mean, soonest, tpot_s, soon, late_at, answers=tuple(answers))
 
     def _forget(self, now: float) -> None:
         if now != self._at:
@@ -264,7 +253,7 @@ def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
 def left_s(view: View, call: Call) -> float:
     """Return the seconds until a call's prompt must be read on its next device; infinity without a limit.
 
-    A held call that moves starts again (O = 0 in eq. 1). The call is in time only if its first token is in time.
+    A held call that moves starts again (O = 0 in eq. 1), and is in time only if its first token is in time.
     """
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
