@@ -11,7 +11,6 @@ from stoker.manager.policies.residency import LoadWhereWanted
 
 
 def default_policies() -> Policies:
-    """Return the default policies: use the last used free library, load if this saves time, follow the site file."""
     return SHIPPED[DEFAULT].make()
 
 

@@ -76,7 +76,6 @@ class Quiet:
         return libraries_hottest_first(view, context)
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Return no actions: calls that list several contexts are refused."""
         return ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
@@ -86,7 +85,6 @@ class Quiet:
         return False
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Return no actions: an idle library stays until its memory is needed."""
         return ()
 
     def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002

@@ -61,7 +61,6 @@ class HottestFirst(Quiet):
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return the last used library with a free slot, or else a library with space for a backlog."""
         context, group = call.group.context, call.group
         # A gang delays other calls only if as many libraries as it needs are ready.
         if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
@@ -143,7 +142,6 @@ class HottestFirst(Quiet):
                 yield Send(head.id, library.id)
 
     def _send_later_call(self, view: View, library: Library, again_s: float) -> Iterable[Action]:
-        """If the first call waits for a faster device kind, send a later call, or set a timer."""
         context = library.context
         for call in context.queue.first(_MOST_COMPARED, looks=_MOST_COMPARED):
             able = call.group.options.gang[1] == 1 and library.admits(call) and has_time_for_call(view, library, call)

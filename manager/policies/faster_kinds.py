@@ -60,7 +60,6 @@ def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
 
 
 def _forecast_faster_libraries(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
-    """Forecast when the faster libraries of a context are free, from the first few of each device kind."""
     context = library.context
     mine = context.speeds.get(library.kind)
     count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run

@@ -88,7 +88,7 @@ def lacks_library_for_waiting_call(context: Context) -> bool:
 
 
 def new_pilot_library_quota(view: View, context: Context) -> int | None:
-    """Return how many more libraries of a context new pilots may load; None = no limit."""
+    """As `remaining_library_quota`, for libraries of new pilots."""
     most = context.limits.most
     if not most:
         return None
@@ -108,7 +108,6 @@ def libraries_unfit_for_next_call(view: View, context: Context) -> list[Library]
 
 
 def pilot_rank_for_next_call(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
-    """Return a sort key: pilots that can run the next call come first."""
     lacks = lacks_library_for_waiting_call(context)
     has_one = lacks and any(library.context is context for library in pilot.libraries.values())
     return not can_run_next_call(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0

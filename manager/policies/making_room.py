@@ -21,8 +21,7 @@ Way = tuple[tuple[float, ...], list[Library]]  # Libraries to stop on a device, 
 
 
 class IdleKeeper(Protocol):
-    def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """Return True if a library may be stopped to make room for a context."""
+    def may_leave(self, view: View, library: Library, context: Context) -> bool: ...  # True: stop it for the context
 
 
 _May = Callable[[Library], bool]
@@ -73,7 +72,7 @@ def _last_used(library: Library) -> tuple[float, ...]:
 def preempt_for_starved_context(
     view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = allow_any_unload
 ) -> list[Action]:
-    """Take a device from the context with the most libraries for a context that lacked libraries for `patience_s`."""
+    """Take a device from the context with the most libraries if a context lacked libraries for `patience_s`."""
     lacking = context.lacking
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:
@@ -119,8 +118,7 @@ def libraries_to_stop_on_one_pilot(
 ) -> list[Library]:
     """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
 
-    The result is empty if enough memory is already being freed, or cannot be freed. `way_on` returns None for a device
-    on which the context will not fit.
+    Empty if enough memory is being freed, or cannot be freed. `way_on`: None for a device that cannot be used.
     """
     best: Way | None = None
     for pilot in view.pilots.values():

@@ -24,10 +24,7 @@ DEFAULT = "default"
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A policy with a name.
-
-    `about`: one sentence for users. `make`: function that returns new policies from `provisioning=` and the settings.
-    """
+    """`about`: one sentence for users. `make`: makes new policies from `provisioning=` and the settings."""
 
     name: str
     about: str
@@ -74,7 +71,7 @@ SHIPPED: dict[str, Named] = {
         ),
     )
 }
-"""Shipped policies by name. `stoker.site` contains the list of names."""
+"""Shipped policies by name, as listed in `stoker.site`."""
 
 
 def named(name: str) -> Named:

@@ -1,14 +1,12 @@
 """Choose how many blocks to request from which source.
 
 The opportunistic rule keeps a few blocks pending, up to a maximum. The demand rule requests enough blocks to finish the
-waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests its blocks
-once.
+waiting calls in a given time. The fixed rule keeps a constant number. The rule `once` requests its blocks once.
 
 Beyond the first and minimum blocks of the site file, a block is requested only if a queued call could use it. If blocks
 of the first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again
 after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started pilots)
-waiting calls fail with the reason. Blocks that no call can use are released after `idle_s`, emptiest first, and pending
-blocks that were surplus for `WITHDRAW_S` are cancelled.
+waiting calls fail. Blocks without use are released after `idle_s`, and pending ones after `WITHDRAW_S`.
 """
 
 from __future__ import annotations
@@ -47,8 +45,6 @@ class TakeWhatComes(Quiet):
 
 
 class KeepBlocks(Quiet):
-    """The default provisioning policy. Each source has its own rule."""
-
     def __init__(
         self,
         *, backoff_s: float = 2.0, longest_backoff_s: float = 600.0, longest_short_s: float = 60.0,
@@ -64,7 +60,6 @@ class KeepBlocks(Quiet):
         self._has_served: set[str] = set()  # Sources that could serve a waiting call at least once
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Return requests and releases of blocks, or failures of calls that no block can serve."""
         if not view.sources:
             return ()
         plan: list[Action] = []

@@ -1,8 +1,8 @@
 """Default residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it loaded.
 
-A context is loaded on another device if its calls would wait longer for its libraries than a load takes. An unmeasured
-run counts as endless. A context gets its declared or measured size, or else all free memory except a part for calls
-without a context. If a wake is faster than a load, a sleeping library wakes instead (`sleeping`).
+A context is loaded on another device if its calls would wait longer than a load takes; an unmeasured run counts as
+endless. A context gets its declared or measured size, or else all free memory except a part for calls without a
+context. A sleeping library wakes instead, if that is faster (`sleeping`).
 
 If no device has enough memory, as few idle libraries as possible on one device sleep or stop, least recently used
 first. If no library is idle, a context without libraries gets, after `patience_s`, a device of the context with the
@@ -66,7 +66,6 @@ class LoadWhereWanted(Quiet):
         self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return loads that shorten waits, unloads that make room for a load, or a failure if no load is possible."""
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
@@ -123,7 +122,7 @@ class LoadWhereWanted(Quiet):
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the bytes of a library: its declared size, its measured size plus 10 %, or its promised size."""
+        """Return its declared size, or its measured size plus 10 %, or its promised size."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -132,7 +131,6 @@ class LoadWhereWanted(Quiet):
         return min(library.promised_bytes, int(took * 1.1))
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """Return how many more libraries of a context would save more time than their loads take."""
         slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
@@ -173,7 +171,6 @@ class LoadWhereWanted(Quiet):
         yield from device_sets(open_devices, context.recipe.needs.devices)
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
-        """Return a sort key: spare cores as the context's `kinds` prefer, then the least busy device."""
         busy = sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
         return spare_rank(context, device.facts), busy, -device.free_bytes
 
@@ -187,7 +184,6 @@ class LoadWhereWanted(Quiet):
         return min(d.free_bytes - _bytes_without_context(d) for d in devices)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the minimum free bytes for a load; a third of the device if the size is unknown."""
         return required_bytes_if_known(context, device.facts) or device.facts.memory_bytes // 3
 
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
@@ -207,7 +203,6 @@ class LoadWhereWanted(Quiet):
         return plan
 
     def _is_load_faster_than_wake(self, view: View, context: Context) -> bool:
-        """Return True if a load on a free device is faster than a wake for which another library must sleep."""
         if not context.load_s or 2 * context.wake_s < context.load_s:
             return False
         return any(True for _ in self.open_places(view, context, desperate=False))
@@ -233,7 +228,6 @@ class LoadWhereWanted(Quiet):
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
-        """Make room for a context: unload idle libraries, or a library of another context that has several."""
         minimum, may_leave = self.minimum, self._unload_predicate
         leaving = making_room.idle_libraries_to_stop(view, context, minimum=minimum, may_leave=may_leave)
         if not leaving:

@@ -1,8 +1,8 @@
 """Decide which idle libraries sleep instead of stopping, and which sleeping libraries wake (docs/decisions/063).
 
-A library may sleep if its context supports sleep, if sleep frees enough memory on its devices, and if its pilot has
-enough host memory, for which sleeping libraries that were unused for longer are stopped. On a CPU device a sleeping
-library keeps its weights. A wake counts as a load.
+A library may sleep if its context supports sleep, if this frees enough memory of its devices, and if its pilot has
+enough host memory, for which longer unused sleepers are stopped. On a CPU a sleeper keeps its weights. A wake counts as
+a load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ def count_libraries_falling_asleep(context: Context) -> int:
 
 
 def may_sleep(library: Library) -> bool:
-    """Return True if a library may sleep. The check does not include host memory."""
     context = library.context
     if not library.sleeps or not is_idle(library) or library.resizing or context.sleep_failure:
         return False
@@ -39,7 +38,6 @@ def may_sleep(library: Library) -> bool:
 
 
 def can_sleep_in_host_memory(library: Library) -> bool:
-    """Return True if sleep moves a library's context off its device, and host memory is free."""
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
     return host_bytes(library) <= library.pilot.free_host_bytes_for_sleep

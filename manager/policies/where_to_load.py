@@ -1,8 +1,7 @@
 """Decide which devices suit a context, how much memory it needs, and where a failed load is tried again.
 
 After a failed load a context is *probed*: one library at a time, on the pilots with the fewest failures, until a load
-succeeds or the core stops trying. Loads avoid unfit pilots (`stoker.manager.core.blame`) and pilots that end too soon
-(`stoker.manager.core.deadlines`). A context on several devices gets devices of one kind in one pilot, preferably of one
+succeeds or the core stops trying. A context on several devices gets devices of one kind in one pilot, preferably of one
 *island* (`DeviceFacts.island`), which have a fast connection.
 """
 
@@ -126,12 +125,10 @@ def _group_devices(devices: Iterable[Device], count: int, *, within_island: bool
 
 
 def count_device_sets(devices: Iterable[DeviceFacts], count: int) -> int:
-    """Return how many sets of `count` devices of one kind these devices of a pilot form."""
     return sum(number // count for number in Counter(facts.kind for facts in devices).values())
 
 
 def count_fitting_libraries(context: Context, devices: Iterable[DeviceFacts]) -> int:
-    """Return how many libraries of a context fit on these devices of a pilot."""
     able = (
         x for x in devices if accepts_device_kind(context, x) and required_bytes_if_known(context, x) <= x.memory_bytes
     )

@@ -1,12 +1,12 @@
 """Compute the number of devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
 A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one instance
-answers at most `capacity` (M_i) in time. The other requests are demoted to the next longer runtime (eqs 4, 5). The
-solver minimizes the sum of latencies (eq. 1) over all assignments of exactly `devices` devices (eq. 2). Each runtime
-gets at least the instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
+answers at most `capacity` (M_i) in time. The others are demoted to the next longer runtime (eqs 4, 5). The sum of
+latencies (eq. 1) is minimal over all assignments of exactly `devices` devices (eq. 2). Each runtime gets at least the
+instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
 
-The search adds one runtime at a time, from short to long. The search drops partial assignments that are dominated, or
-whose lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
+The search adds one runtime at a time, from short to long, and drops partial assignments that are dominated, or whose
+lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Mean latency of an instance's requests in a period, by number of requests.
+    """Mean latency of an instance's requests in a period, linear between and beyond the points.
 
-    `points`: pairs of a number of requests and seconds, both increasing. Values between and beyond the points are
-    computed linearly.
+    `points`: pairs of a number of requests and seconds, both increasing.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -191,7 +190,6 @@ class _AllocationSearch:
 
 
 def _drop_dominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Drop each node if another node with as many devices demotes no more requests and costs no more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -228,7 +226,6 @@ def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare
 
 
 def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the first value and the slopes of the lower convex hull of `values`."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:

@@ -81,7 +81,7 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Call counts of the last `over_s` seconds by shortest runtime. Dispatch adds calls; residency reads the counts."""
+    """Call counts of the last `over_s` seconds by shortest runtime."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s

@@ -1,14 +1,13 @@
 """Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
 Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of recent
-calls. A free device gets a missing runtime, or the longest runtime (§4). Surplus libraries are replaced one by one,
-least busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family,
-because co-located runtimes interfere (§3.3).
+calls. A free device gets a missing runtime, or the longest (§4). Surplus libraries are replaced one by one, least busy
+first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because co-located
+runtimes interfere (§3.3).
 
 A family is *new* during its first period. At the first call, its devices are assigned as if all lengths were equally
-likely and all devices busy. The devices of a new family are assigned again when a call adds a runtime, after 1 s, and
-then at intervals that double up to 10 s. These assignments follow the calls that arrived, and waiting calls count
-twice. The number of replacements in a new family is not limited.
+likely and all devices busy. They are assigned again when a call adds a runtime, after 1 s, and then at intervals that
+double up to 10 s, by the calls that arrived; waiting calls count twice. The number of replacements is not limited.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 
 
 class AllocateRuntimes(LoadWhereWanted):
-    """Arlo's residency policy.
-
-    `out_of_service`: maximum share of a family's devices (at least one device) that may lack a ready library during
-    replacements. A new family has no such limit.
-    """
+    """`out_of_service`: maximum share of a family's devices (at least one) without a ready library in replacements."""
 
     period_s = _STEP_S
     lets_sleep = False
@@ -90,7 +85,6 @@ class AllocateRuntimes(LoadWhereWanted):
         return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the minimum free bytes for a load. A runtime of unknown size counts as the largest of its family."""
         if required_bytes_if_known(context, device.facts):
             return super().minimum(context, device)
         return self._largest_runtime_bytes(context, device) or super().minimum(context, device)
@@ -168,10 +162,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return view.now >= plan.due_at and self._arrivals.has_arrivals_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Return the recent calls of this runtime, and of shorter runtimes that cannot be loaded.
-
-        `waiting`: count calls in the queue twice.
-        """
+        """Count recent calls of this runtime, and of shorter ones that cannot be loaded; twice if `waiting`."""
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
             if each is not context and not has_too_many_failed_loads(each):
@@ -229,8 +220,8 @@ def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) ->
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
     """Return the runtime of each missing library. The longest runtime is last in the list and is loaded first.
 
-    After a failed load a runtime is probed with one load at a time. If loads of a runtime keep failing, the runtime is
-    tried once per plan, and for each waiting call.
+    After a failed load a runtime is probed with one load at a time. If loads keep failing, it is tried once per plan,
+    and for each waiting call.
     """
     found: list[Context] = []
     for context in family:

@@ -1,10 +1,4 @@
-"""PromptTuner's Workload Scheduler (§4.4), as dispatch and residency policies.
-
-| file | content |
-|---|---|
-| `scheduling` | Algorithms 1 and 2, and the queue of jobs |
-| `pools` | the warm pools, and which jobs start (§4.4.1) |
-| `residency` | which devices are warmed and which replicas unloaded (§4.4.2) |
+"""PromptTuner's Workload Scheduler (§4.4), as dispatch (`pools`, §4.4.1) and residency policies (`residency`, §4.4.2).
 
 The functions below `prompt_tuner` are the ablations of the paper (§6.3). A scenario names an ablation as
 `"stoker.manager.policies.prompt_tuner:without_delay"`.
@@ -52,7 +46,7 @@ def without_delay(provisioning: Provisioning | None = None) -> Policies:
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Disable the warm allocator: each replica of a job gets a device alone and waits for the others."""
+    """Without the warm allocator, each replica of a job gets a device alone and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 

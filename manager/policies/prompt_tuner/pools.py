@@ -5,8 +5,7 @@ such calls wait, rounds decide about all waiting calls of the context. Otherwise
 
 Every 50 ms, a round chooses the jobs (waiting calls) that start and the number of replicas (libraries) of each job. A
 gang is sent to all its libraries together. Without `together` (an ablation, §6.3) each replica of a job takes an idle
-device and waits for the others. If all replicas are held and none is loading, the late job with the nearest deadline
-starts.
+device and waits for the others; if all are held and none is loading, the late job with the nearest deadline starts.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ _JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements chan
 
 
 def is_decided_in_rounds(call: Call) -> bool:
-    """Return True if rounds decide about a call, because the call has a deadline or may be a gang."""
     options = call.group.options
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
@@ -167,7 +165,6 @@ class PoolState:
         return Pool(idle, tuple(self._busy(now)), tuple(self.promises.values()), self.load_s, self.held)
 
     def _busy(self, now: float) -> list[float]:
-        """Return the expected ends of calls and of loads without a promise."""
         promised = {id for promise in self.promises.values() for id in promise.loading}
         before, self._ends, busy = self._ends, {}, []
         for id, library in self.context.libraries.items():
@@ -420,7 +417,6 @@ class AllotInRounds(HottestFirst):
 
 
 def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
-    """Send a call with its forecast. Drop a late call that has `late="drop"`."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.will_miss_deadline(view.now):
@@ -437,7 +433,6 @@ def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Acti
 def _choose_libraries_for_call(
     view: View, call: Call, free: list[Library], *, count: int, run_s: float
 ) -> list[Library]:
-    """Return up to `count` free libraries with time for the call, on few pilots."""
     able = [x for x in free if x.admits(call) and has_time_for_run(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)

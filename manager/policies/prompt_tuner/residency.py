@@ -321,7 +321,6 @@ class WarmPools(Quiet):
         return found
 
     def _evict_idle_libraries(self, view: View, state: PoolState) -> list[Action]:
-        """Unload idle libraries, least recently used first, to make room for one more replica."""
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:

@@ -14,8 +14,7 @@ Differences from the printed algorithms:
 - Algorithm 2 loops while `T_slo < T_cold`, so it ends immediately or never. Here it adds devices while the deadline is
   missed and cold devices remain.
 - Algorithm 2 writes durations (line 19) but reads points in time (line 26). Here loading devices are free at now +
-  T_cold + T(A). Loading devices, and the idle devices that a job needs, are reserved for the job until it starts
-  (`Promise`).
+  T_cold + T(A). They, and the idle devices that a job needs, are reserved until it starts (`Promise`).
 - In DelaySchedulable, `k` may be all devices of the pool, and the job uses all k devices until it ends.
 - Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
 - The first job of a model measures run times, so it gets its fewest replicas immediately.
@@ -168,7 +167,6 @@ class JobQueue:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
-        """Return how many replicas a job needs for its deadline; 0 if the job is late or has no deadline."""
         return max(0, self._needs.get(id, 0))
 
     def key(self, id: int) -> Key:
@@ -275,7 +273,6 @@ def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int,
 
 
 def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """Return True if a waiting job can meet its deadline on replicas that are idle or become free."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait
@@ -427,7 +424,6 @@ def _reserve_replicas(free: list[float], count: int, until: float) -> None:
 
 
 def _earliest_end(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
-    """Return the earliest end of a job that cannot be in time, if earlier jobs end as expected."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
     return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

@@ -270,7 +270,6 @@ class ResizeLate(LoadWhereWanted):
         self._answered: dict[LibraryId, float] = {}  # Time of the last handled report that a cache is too small
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Fail the calls of a model that no device can load."""
         if not has_known_token_memory(context):
             return super().wanted(view, context)
         is_somewhere = placement.loading(context) or placement.instances(context) or placement.sleeping(context)
@@ -311,7 +310,6 @@ class ResizeLate(LoadWhereWanted):
         return (seams.Evict(call.id),) if call is not None else ()
 
     def rests(self, view: View) -> bool:
-        """Return True if there are no instances, and no context has a minimum number of instances."""
         contexts = {library.context: None for library in view.libraries.values()}
         kept = (context for context in view.contexts.values() if context.limits.least)
         return not any(has_known_token_memory(context) for some in (contexts, kept) for context in some)

@@ -1,12 +1,12 @@
 """Place instances on devices by memory (§VII), compute (§VI) and batch size (§VIII-B); find room for the calls of a
 preempted instance (§VIII-A).
 
-An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). It shrinks only if it is far too large,
-because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough (§VII-D). CPUs
-come first, then instances with large batches, so that small batches end. A new instance is loaded on the pilot where it
-leaves the least memory (bin-packing, §V), on the least busy device. The paper's nodes have one GPU, and it has no
-sleepers: here an instance that makes room may sleep, and a sleeper wakes before an instance is loaded. Only the pilot
-knows how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
+An instance that needs more memory (eq. 2) also gets the `watermark` (25 %), or if this does not fit the required size
+(§VII-D). It shrinks only if it is far too large, because a resize copies the cache (Figure 17). CPUs come first, then
+large batches, so that small batches end. A new instance is loaded on the pilot where it leaves the least memory
+(bin-packing, §V), on the least busy device. Unlike in the paper, an instance that makes room may sleep, and a sleeper
+wakes before an instance is loaded. Only the pilot knows how many tokens a request has generated (O_r of eq. 2), so its
+refusal states the required bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class CacheSizes:
         return cache.weights_bytes + cache.token_bytes * _peak_tokens(calls)
 
     def bytes_for_load(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
-        """Return the bytes for a load followed by these calls, at least the known size of the context."""
         return max(required_bytes_if_known(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
@@ -59,18 +58,15 @@ class CacheSizes:
         return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
-        """Return the bytes to reserve for one more call."""
         cache = cache_of(library.context, library.devices[0])
         if cache.is_fixed:
             return 0 if _peak_tokens((*library.held.values(), call)) <= cache.tokens else None
         return self.grow(library, self.bytes_with_another_call(library, call))
 
     def bytes_with_another_call(self, library: Library, call: Call) -> int:
-        """Return the bytes that an instance requires for its calls and one more call (eq. 2)."""
         return self.required(library.context, library.devices[0], (*library.held.values(), call))
 
     def grow(self, library: Library, required: int) -> int | None:
-        """Return the bytes to reserve for `required` bytes."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
@@ -89,7 +85,6 @@ class CacheSizes:
         return max(0, self.required(context, device, calls) - promised)
 
     def bytes_to_reserve_after_stops(self, library: Library, required: int, leaving: Iterable[Library]) -> int:
-        """Return the bytes to reserve for `required` after other libraries stop."""
         if required <= library.promised_bytes:
             return 0
         room = library.promised_bytes + library.devices[0].budget_bytes + sum(x.promised_bytes for x in leaving)
@@ -252,7 +247,6 @@ class InstancePlaces:
         return []
 
     def start_minimum_instance(self, view: View, context: Context) -> list[Action]:
-        """If a context has too few instances, wake an instance, or load one in free memory."""
         ready = instances(context)
         if len(ready) >= context.limits.least:
             return []
@@ -366,7 +360,6 @@ class InstancePlaces:
         return False
 
     def can_serve_with_waiting_calls(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
-        """Return True if a loading instance will serve one more call in time after its waiting calls."""
         device, shadow = library.devices[0], Shadow()
         for call in calls:
             shadow.move(call, device, validation.prompt_of(call, view.now + left_s(view, call)), grows=0)

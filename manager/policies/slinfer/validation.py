@@ -94,7 +94,6 @@ class Shadow:
         return [device for device, moved in self.moved.items() if context in moved]
 
     def room_bytes(self, device: Device, *, but: Context) -> int:
-        """Return the budget of a device minus the growth of the instances of other contexts."""
         taken = self.grown_bytes.get(device, {})
         return device.budget_bytes - sum(size for context, size in taken.items() if context is not but)
 
@@ -106,8 +105,6 @@ class Shadow:
 
 
 class ComputeOutlook:
-    """Estimates the work of engines from measured step times (`ContextAdvice.steps`)."""
-
     def __init__(self) -> None:
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
         """Step times by the identity of their table, because contexts of one model share a table."""
@@ -117,7 +114,6 @@ class ComputeOutlook:
         """By library: its number of calls and its forecast work at the present time."""
 
     def cost(self, context: Context, device: Device) -> StepSeconds | None:
-        """Return the step times of an engine on a device; None if not measured."""
         advice = context.advice.get(device.facts.kind)
         times = advice.steps if advice is not None else None
         if times is None or not times.prefill or not times.decode:
