@@ -3,22 +3,16 @@
 *One call.* The first call of its context arrives. A pilot starts, fetches the files and loads the context. The call
 runs on the best device.
 
-*All calls.* For each arrival time r, the devices need time for all calls that arrive from r on.
-
-- Dividing calls among devices is a linear program. By weak duality, any prices for device time give a bound: each call
-  costs at least its cheapest price. Tried prices are the devices' speeds, and the speeds of each context's calls.
-- The number of loaded libraries that fit in memory is a packing problem. The dual feasible functions of Fekete and
-  Schepers (Mathematical Programming 91, 2001) bound it.
-- A context of full awareness is loaded once on each device (with a walltime, in each block), others before each call.
-
-*The shared storage*: contexts without awareness read their files for each call.
+*All calls.* For each arrival time r, the devices need time for all calls that arrive from r on. Dividing calls among
+devices is a linear program. By weak duality, any prices for device time give a bound: each call costs at least its
+cheapest price. Tried prices are the devices' speeds, and the speeds of each context's calls.
 
 *Capacity.* Let s be the shortest time from a block's start to its first call. A block is useful at time t only if it
 has run since t - s. So at most the smallest capacity within [t - s, t] is useful. With a walltime w, a block that runs
 for l <= w is useful for at most l (w - s) / w.
 
 The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads, may split calls,
-and ignores messages, polling, drains, reruns, contention and warm-up.
+and ignores messages, polling, drains, reruns, contention, warm-up, and the loads of contexts that do not stay loaded.
 """
 
 from __future__ import annotations
@@ -26,8 +20,7 @@ from __future__ import annotations
 import enum
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -114,25 +107,16 @@ class _Call(NamedTuple):
 class Placement(msgspec.Struct, frozen=True):
     """A context on the devices of one source, with its minimum costs in seconds.
 
-    `known_at`: arrival of the context's first call. `slots`: calls that a device runs at full speed. `at_once`: calls
-    that a library runs at a time. `first_s`: from a pilot's start to its first call. `once_s`: the part of `first_s`
-    that later calls skip. `again_s`: load before each later call.
+    `slots`: calls that a device runs at full speed. `first_s`: from a pilot's start to its first call.
     """
 
     context: str
     source: int
     speed: float
     slots: int
-    at_once: int
-    device_bytes: int
-    memory_bytes: int
     starts_at: float
-    pilot_at: float
-    known_at: float
     boot_s: float
     first_s: float
-    once_s: float
-    again_s: float
     begins_at: float
     call_s: float
     item_s: float
@@ -173,26 +157,20 @@ def _place(
     if model.devices > source.devices:
         return None
     fetch_s, kept_s, afresh_s = _fetch_and_load_times_s(world.links, model, source.kind)
-    known_at = first_at[name]
-    here_at = max(pilots_at[number], known_at)
-    begins_at = here_at + afresh_s
-    first_s = again_s = afresh_s
+    here_at = max(pilots_at[number], first_at[name])
+    first_s, begins_at = afresh_s, here_at + afresh_s
     if model.awareness is not Awareness.NONE:
-        again_s = min(kept_s, afresh_s)
         first_s = min(fetch_s + kept_s, afresh_s)
         fetched_at = _earliest_fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
         begins_at = min(begins_at, max(here_at, fetched_at) + kept_s)
     boot_s = _minimum_boot_s(source)
     if source.walltime_s and boot_s + first_s >= source.walltime_s:
         return None
-    stays, slots = model.awareness is Awareness.FULL, model.slots_on_device_kind(source.kind)
     engine = model.engine_on_device_kind(source.kind)
     return Placement(
-        context=name, source=number, speed=device.speed, slots=slots, at_once=slots if stays else 1,
-        device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes,
-        starts_at=_minimum_queue_wait_s(source), pilot_at=pilots_at[number],
-        known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
-        again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
+        context=name, source=number, speed=device.speed, slots=model.slots_on_device_kind(source.kind),
+        starts_at=_minimum_queue_wait_s(source), boot_s=boot_s, first_s=first_s, begins_at=begins_at,
+        devices=model.devices,
         floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
         call_s=model.of_kind(model.call_s, source.kind) / device.speed,
         item_s=model.of_kind(model.item_s, source.kind) / device.speed,
@@ -253,7 +231,6 @@ def _earliest_pilot_start(source: SourceModel) -> float:
 class Limit(enum.Enum):
     DEVICES = "device time"
     CALL = "one call"
-    STORAGE = "the shared storage"
     NEVER = "devices"
     UNKNOWN = "nothing that is known"
 
@@ -280,7 +257,6 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
         return Bound(math.inf, Limit.NEVER)
     bounds = [
         Bound(case.bound_from_single_call(), Limit.CALL),
-        Bound(case.storage(), Limit.STORAGE),
         *(Bound(ends_at, Limit.DEVICES) for ends_at in case.bounds_from_all_calls()),
     ]
     largest = max(bounds, key=lambda bound: bound.ends_at)
@@ -303,24 +279,12 @@ class _BoundProblem:
             for call in self.calls
         )
 
-    def storage(self) -> float:
-        sizes, operations, links = 0.0, 0.0, self.world.links
-        for call in self.calls:
-            model = self.world.contexts[call.arrival.context]
-            if model.awareness is Awareness.NONE:
-                sizes += sum(files.size_bytes for files in model.files)
-                operations += sum(files.operations for files in model.files)
-        most = links.shared_operations or math.inf
-        return min(place.pilot_at for place in self.places) + max(sizes / links.shared, operations / most)
-
     def bounds_from_all_calls(self) -> Iterator[float]:
-        at_once = {place.device_bytes // place.memory_bytes if place.memory_bytes else 0 for place in self.places}
+        has_walltimes = any(source.walltime_s for source in self.world.sources)
         for prices in self._candidate_source_prices():
-            yield self._runs(prices)
-            if any(source.walltime_s for source in self.world.sources):
-                yield self._bound_from_runs_and_loads(prices, lambda _: (1.0, 0.0), Placement.device_s)
-            for k in sorted({0, *at_once}) if any(place.again_s for place in self.places) else ():
-                yield self._bound_from_runs_and_loads(prices, partial(_memory_shares, k=k), Placement.run_s)
+            yield self._bound_from_device_time(prices, by_walltime=False)
+            if has_walltimes:
+                yield self._bound_from_device_time(prices, by_walltime=True)
 
     def _candidate_source_prices(self) -> Iterator[_Prices]:
         tried = {_normalize_prices({place.source: place.speed for place in self.places}): None}
@@ -333,60 +297,28 @@ class _BoundProblem:
                 tried[_normalize_prices(worth)] = None
         yield from map(dict, tried)
 
-    def _runs(self, prices: _Prices) -> float:
+    def _bound_from_device_time(self, prices: _Prices, *, by_walltime: bool) -> float:
+        """Return a bound. `by_walltime`: subtract a part of each walltime, instead of a time before each capacity."""
         parts = []
-        for number, source, mine in self._sources():
-            may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-            windows = useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
-            steps = clipped(windows, from_s=min(place.begins_at for place in mine))
-            parts.append((steps, prices[number] * source.nodes * source.devices))
+        for number, source in enumerate(self.world.sources):
+            mine = [place for place in self.places if place.source == number]
+            if not mine:
+                continue
+            steps, share = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at), 1.0
+            setup_s = min(place.boot_s + place.first_s for place in mine)
+            if by_walltime and source.walltime_s:
+                share = max(0.0, 1.0 - setup_s / source.walltime_s)
+            else:
+                steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.begins_at for place in mine))
+            parts.append((steps, prices[number] * source.nodes * source.devices * share))
         devices, calls, needed, later = Supply(parts), self.calls, 0.0, 0.0
         worth = {place: prices[place.source] * place.devices for place in self.places}
         for place, call in enumerate(reversed(calls), start=1):
             at_s, where = call.arrival.at_s, self.of[call.arrival.context]
             later += min(worth[each] * each.device_s(call) for each in where)
-            if place == len(calls) or calls[-place - 1].arrival.at_s < at_s:
+            if not by_walltime and (place == len(calls) or calls[-place - 1].arrival.at_s < at_s):
                 needed = max(needed, devices.until(at_s) + later)
-        return devices.when(needed)
-
-    def _bound_from_runs_and_loads(
-        self, prices: _Prices, shares: Callable[[Placement], tuple[float, float]],
-        takes_s: Callable[[Placement, _Call], float],
-    ) -> float:  # fmt: skip
-        """Return a lower bound on the end of the last call, from the work of calls and their loads.
-
-        `shares`: shares of a device that a call and its load occupy. `takes_s`: seconds for which a call does so.
-        """
-        parts = []
-        for number, source, mine in self._sources():
-            steps = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-            setup_s, share = min(place.boot_s + place.once_s for place in mine), 1.0
-            if source.walltime_s:
-                share = max(0.0, 1.0 - setup_s / source.walltime_s)
-            else:
-                steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.known_at for place in mine))
-            parts.append((steps, prices[number] * source.nodes * source.devices * share))
-        costs: dict[str, list[tuple[Placement, float, float]]] = {}
-        for place in self.places:
-            worth, (run, load) = prices[place.source] * place.devices, shares(place)
-            costs.setdefault(place.context, []).append((place, worth * run, worth * load))
-        needed = math.fsum(
-            min(load * each.again_s + run * takes_s(each, call) for each, run, load in costs[call.arrival.context])
-            for call in self.calls
-        )
-        return Supply(parts).when(needed)
-
-    def _sources(self) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
-        for number, source in enumerate(self.world.sources):
-            if mine := [place for place in self.places if place.source == number]:
-                yield number, source, mine
-
-
-def _memory_shares(place: Placement, *, k: int) -> tuple[float, float]:
-    """Return Fekete and Schepers' u(k) of the memory share (k = 0: the share itself), per call and per load."""
-    whole, rest = divmod((k + 1) * place.memory_bytes, place.device_bytes or 1)
-    share = whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
-    return share / place.at_once, share
+        return devices.when(later if by_walltime else needed)
 
 
 def _normalize_prices(prices: _Prices) -> tuple[tuple[int, float], ...]:
