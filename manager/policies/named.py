@@ -54,11 +54,7 @@ SHIPPED: dict[str, Named] = {
             _policies(LoadWhereWanted, ShortestFirst),
         ),
         Named("exclusive", "A library gets a whole device, whatever its context needs.", _policies(WholeDevice)),
-        Named(
-            "prompt-tuner",
-            "Gives calls with deadlines as many devices as they need, in rounds.",
-            prompt_tuner,
-        ),
+        Named("prompt-tuner", "Gives calls with deadlines as many devices as they need, in rounds.", prompt_tuner),
         Named(
             "slinfer",
             "Language models share devices step by step; a call whose tokens would be late is dropped.",

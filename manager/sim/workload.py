@@ -231,13 +231,26 @@ def has_deadlines(workload: Workload) -> bool:
 
 
 def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
-    dress = ArrivalFactory(workload, seed)
+    of, which = workload, Stream(seed, "arrivals/contexts")
+    inputs, outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
+    weights = {of.context: 1.0} if isinstance(of.context, str) else of.context
+    names, up_to = tuple(weights), tuple(accumulate(weights.values()))
+    objective = replace(of.tokens.objective, latency_s=float(of.latency_s))
+
+    def call(number: int, at_s: float, items: int) -> Arrival:
+        drawn = which.uniform(number) * up_to[-1] if len(names) > 1 else 0.0
+        return Arrival(
+            at_s, names[bisect(up_to, drawn, hi=len(names) - 1)], items,
+            _length(of.input_length, inputs, number, cv=of.input_cv),
+            of.expected_output, of.priority, float(of.deadline_s), of.gang,
+            output=_length(of.expected_output, outputs, number, cv=of.output_cv), objective=objective,
+        )  # fmt: skip
+
     if isinstance(workload, SweepCalls):
         whole, rest = divmod(workload.inputs, workload.items)
-        for number in range(whole):
-            yield dress.call(number, at_s=0.0, items=workload.items)
+        yield from (call(number, 0.0, workload.items) for number in range(whole))
         if rest:
-            yield dress.call(whole, at_s=0.0, items=rest)
+            yield call(whole, 0.0, rest)
         return
     times = _times(workload, seed)
     if workload.for_s:
@@ -245,34 +258,7 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
         times = takewhile(lambda at_ns: at_ns < end_ns, times)
     if workload.count:
         times = islice(times, workload.count)
-    for number, at_ns in enumerate(times):
-        yield dress.call(number, at_s=at_ns / _NANO, items=workload.items)
-
-
-class ArrivalFactory:
-    def __init__(self, workload: Generated, seed: int) -> None:
-        self._of = workload
-        self._which = Stream(seed, "arrivals/contexts")
-        self._inputs, self._outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
-        weights = {workload.context: 1.0} if isinstance(workload.context, str) else workload.context
-        self._names = tuple(weights)
-        self._objective = msgspec.structs.replace(workload.tokens.objective, latency_s=float(workload.latency_s))
-        self._up_to = tuple(accumulate(weights.values()))
-
-    def call(self, number: int, *, at_s: float, items: int) -> Arrival:
-        of = self._of
-        return Arrival(
-            at_s, self._context(number), items, _length(of.input_length, self._inputs, number, cv=of.input_cv),
-            of.expected_output, of.priority, float(of.deadline_s), of.gang,
-            output=_length(of.expected_output, self._outputs, number, cv=of.output_cv),
-            objective=self._objective,
-        )  # fmt: skip
-
-    def _context(self, number: int) -> str:
-        if len(self._names) == 1:
-            return self._names[0]
-        drawn = self._which.uniform(number) * self._up_to[-1]
-        return self._names[bisect(self._up_to, drawn, hi=len(self._names) - 1)]
+    yield from (call(number, at_ns / _NANO, workload.items) for number, at_ns in enumerate(times))
 
 
 def _length(mean: int, stream: Stream, number: int, *, cv: float) -> int:

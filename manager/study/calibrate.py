@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, linear_regression, median, pstdev
 from typing import TypeVar
 
 import msgspec
@@ -376,15 +376,11 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     """Return fitted seconds per call and per item. If the slope is not positive, return the mean run time and 0."""
-    mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
-    square = sum((run.items - mean_items) ** 2 for run in runs)
-    if not square:
-        return mean_s, 0.0
-    each = sum((run.items - mean_items) * (run.run_s - mean_s) for run in runs) / square
-    fixed = mean_s - each * mean_items
+    items, seconds = [run.items for run in runs], [run.run_s for run in runs]
+    each, fixed = linear_regression(items, seconds) if len(set(items)) > 1 else (0.0, 0.0)
     if each <= 0.0:
-        return mean_s, 0.0
-    return (fixed, each) if fixed >= 0.0 else (0.0, mean_s / mean_items)
+        return fmean(seconds), 0.0
+    return (fixed, each) if fixed >= 0.0 else (0.0, fmean(seconds) / fmean(items))
 
 
 def _expected(run: RecordedRun, fits: dict[str, tuple[float, float]]) -> float:

@@ -43,37 +43,25 @@ _NAMED = (("world", "contexts"), ("world", "devices"))  # Tables with named entr
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
     """Change one setting of `data` in place. `top`, `world`: names of the settings of a scenario and of its world."""
     key, equals, value = text.partition("=")
-    written = [part.strip() for part in key.split(".")]
-    if not equals or not all(written):
+    parts = [part.strip().strip("\"'") for part in key.split(".")]
+    if not equals or not all(parts):
         raise ConfigError(f"--set {text}: write key=value, as in --set world.links.shared='2 GB/s'", key="set")
-    parts = [part.strip("\"'") for part in written]
     if parts[0] not in top and parts[0] in world:
         parts.insert(0, "world")
     here: Any = data
-    path: list[str] = []
-    for part in parts[:-1]:
-        if tuple(path) in _NAMED and isinstance(here, dict) and part not in here:
+    for place, part in enumerate(parts):
+        if isinstance(here, list):
+            parts[place] = _place(here, part, text)
+        elif not isinstance(here, dict):
+            raise ConfigError(f"--set {text}: {'.'.join(parts[:place])} is not a table", key=part)
+        elif tuple(parts[:place]) in _NAMED and part not in here and place < len(parts) - 1:
             raise _unknown(part, here, text)
-        here, part = _step(here, part, text)
-        path.append(part)
-    last = parts[-1]
-    if isinstance(here, list):
-        last = _place(here, last, text)
-        here[int(last)] = _value(value)
-    elif isinstance(here, dict):
-        here[last] = _value(value)
-    else:
-        raise ConfigError(f"--set {text}: {'.'.join(path)} is not a table", key=last)
-    return Override(text, (*path, last))
-
-
-def _step(here: Any, part: str, text: str) -> tuple[Any, str]:
-    if isinstance(here, list):
-        place = _place(here, part, text)
-        return here[int(place)], place
-    if not isinstance(here, dict):
-        raise ConfigError(f"--set {text}: there is no table above {part}", key=part)
-    return here.setdefault(part, {}), part
+        at: Any = int(parts[place]) if isinstance(here, list) else part
+        if place == len(parts) - 1:
+            here[at] = _value(value)
+        else:
+            here = here[at] if isinstance(here, list) else here.setdefault(at, {})
+    return Override(text, tuple(parts))
 
 
 def _place(tables: list[Any], part: str, text: str) -> str:

@@ -113,7 +113,7 @@ def test_repeated_call_end_counts_once_and_failed_items_do_not() -> None:
     assert measured.waits_s.tolist() == [0.0, 2.0]
     assert measured.turnarounds_s.tolist() == [3.0]
     assert (min(measured.queue.values), measured.queue.values[-1]) == (0.0, 0.0)
-    assert (measured.devices.highest, measured.held_s, measured.ended_at) == (2.0, 4.0, 10.0)
+    assert (max(measured.devices.values), measured.held_s, measured.ended_at) == (2.0, 4.0, 10.0)
 
 
 def test_gang_is_measured_as_one_call_on_all_of_its_devices() -> None:

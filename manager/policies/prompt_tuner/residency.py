@@ -25,13 +25,7 @@ from stoker.manager.core.seams import Action, Changes, Provisioning, View
 from stoker.manager.policies import where_to_load
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import Way, libraries_to_stop_on_one_pilot
-from stoker.manager.policies.prompt_tuner.pools import (
-    REFRESH_S,
-    ROUND_S,
-    PoolState,
-    PoolStates,
-    is_decided_in_rounds,
-)
+from stoker.manager.policies.prompt_tuner.pools import REFRESH_S, ROUND_S, PoolState, PoolStates, is_decided_in_rounds
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, Place, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sleeping import is_idle
