@@ -86,36 +86,29 @@ def _no_device_failure(view: View, context: Context, *, minimum: Minimum, provis
 
 
 def _suggest_placement_fix(context: Context, pilots: Iterable[Pilot]) -> str:
-    smaller, together = [], 0
-    for pilot in pilots:
-        of_kind = [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
-        smaller += [facts for facts in of_kind if required_bytes_if_known(context, facts) > facts.memory_bytes]
-        together = max(together, sum(facts.memory_bytes for facts in of_kind if facts.on_host))
-    if context.recipe.needs.devices > 1:
-        return "" if smaller else _suggest_more_devices(context, pilots)
+    by_pilot = [
+        [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
+        for pilot in pilots
+    ]
+    of_kind = [facts for each in by_pilot for facts in each]
+    smaller = [facts for facts in of_kind if required_bytes_if_known(context, facts) > facts.memory_bytes]
+    is_host, wants = any(facts.on_host for facts in smaller or of_kind), context.recipe.needs.devices
+    if wants > 1:
+        fewer = (count for count in range(wants - 1, 0, -1) if any(count_device_sets(each, count) for each in by_pilot))
+        most = 0 if smaller else next(fewer, 0)
+        more = f'set [pilot] devices = "cpu:{wants}"' if is_host else f"ask for {wants} GPUs a node ([provider] gpus)"
+        return f"\n  {more} in the site file, or load it over fewer devices (devices={most})" if most else ""
     if not smaller:
         return ""
-    needed = max(required_bytes_if_known(context, facts) for facts in smaller)
-    if not any(facts.on_host for facts in smaller):
+    if not is_host:
         gpus = "ask for GPUs with more memory in the site file ([provider] gpus)"
         return f"\n  {gpus}, or load the model in a smaller dtype"
+    needed = max(required_bytes_if_known(context, facts) for facts in smaller)
+    together = max(sum(facts.memory_bytes for facts in each if facts.on_host) for each in by_pilot)
     have = f"\n  the CPU devices of one pilot have {show_bytes(together)} together: "
     if needed <= together:
         return f'{have}set [pilot] devices = "cpu:{max(1, together // needed)}" in the site file'
     return f"{have}ask for more in the site file ([provider] memory)"
-
-
-def _suggest_more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
-    needed, is_host, most = context.recipe.needs.devices, False, 0
-    for pilot in pilots:
-        of_kind = [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
-        for count in range(1, needed):
-            most = max(most, count * (count_device_sets(of_kind, count) > 0))
-        is_host = is_host or any(facts.on_host for facts in of_kind)
-    if not most:
-        return ""
-    more = f'set [pilot] devices = "cpu:{needed}"' if is_host else f"ask for {needed} GPUs a node ([provider] gpus)"
-    return f"\n  {more} in the site file, or load it over fewer devices (devices={most})"
 
 
 def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:

@@ -58,13 +58,8 @@ def _blames_infrastructure(verdict: VerdictAdvice) -> bool:
 
 
 def _similar_verdicts(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
-    return [
-        each
-        for each in pilot.verdicts
-        if now - each.at <= WITHIN_S
-        and _blames_infrastructure(each.verdict)
-        and each.verdict.component == verdict.component
-    ]
+    recent = (each for each in pilot.verdicts if now - each.at <= WITHIN_S and _blames_infrastructure(each.verdict))
+    return [each for each in recent if each.verdict.component == verdict.component]
 
 
 LIMIT = 0.35  # Loss of throughput above which calls are separated (SchedMate §4.1)

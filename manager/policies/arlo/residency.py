@@ -85,16 +85,14 @@ class AllocateRuntimes(LoadWhereWanted):
         return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        if required_bytes_if_known(context, device.facts):
-            return super().minimum(context, device)
-        return self._largest_runtime_bytes(context, device) or super().minimum(context, device)
+        is_known = required_bytes_if_known(context, device.facts)
+        largest = 0 if is_known else self._largest_runtime_bytes(context, device)
+        return largest or super().minimum(context, device)
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        if any(required_bytes_if_known(context, device.facts) for device in devices):
-            return super().reservation(context, devices)
-        return max(self._largest_runtime_bytes(context, device) for device in devices) or super().reservation(
-            context, devices
-        )
+        is_known = any(required_bytes_if_known(context, device.facts) for device in devices)
+        largest = 0 if is_known else max(self._largest_runtime_bytes(context, device) for device in devices)
+        return largest or super().reservation(context, devices)
 
     def _largest_runtime_bytes(self, context: Context, device: Device) -> int:
         family = family_runtimes_shortest_first(context) if is_runtime_variant(context) else ()
@@ -113,8 +111,6 @@ class AllocateRuntimes(LoadWhereWanted):
                 if context.queue.count or len(_usable(context)) != plan.wanted.get(context.recipe.key, 0):
                     return False
         return True
-
-    # ---- the plan
 
     def _current_plan(self, view: View, family: Sequence[Context], devices: int) -> RuntimePlan | None:
         key = family[-1].recipe.key
@@ -170,8 +166,6 @@ class AllocateRuntimes(LoadWhereWanted):
             count += self._arrivals.of(each, now) + (each.queue.count if waiting else 0)
         return count
 
-    # ---- steps of the plan
-
     def _steps(self, view: View, family: Sequence[Context]) -> Iterator[Action]:
         longest, mine = family[-1], {context.recipe.key for context in family}
         held = [d for d in view.devices() if any(x.context.recipe.key in mine for x in d.libraries.values())]
@@ -187,7 +181,8 @@ class AllocateRuntimes(LoadWhereWanted):
                 return
             size = self.reservation(context, (device,))
             yield Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), size)
-        out = sum(not _has_ready_library(device, mine) for device in held) + len(free)
+        serving = {d for context in family for x in context.libraries.values() if _serves(x) for d in x.devices}
+        out = sum(device not in serving for device in held) + len(free)
         share = self._share if view.now >= plan.new_until else 1.0
         most = max(1, int(share * (len(held) + len(free))))
         for victim in self._surplus_libraries(family, plan)[: max(0, most - out)]:
@@ -230,7 +225,7 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
         if has_failed_loads(context):
             lacks = 0 if has_too_many_failed_loads(context) else min(lacks, probes(usable))
         elif context.last_failure is not None and not any(
-            each.queue.count for each in (context, *context.listed_by.values())
+            x.queue.count for x in (context, *context.listed_by.values())
         ):
             lacks = min(lacks, 1) if view.now == plan.made_at else 0
         found += [context] * lacks
@@ -241,16 +236,11 @@ def _usable(context: Context) -> list[Library]:
     return [library for library in context.libraries.values() if library.usable]
 
 
-def _has_ready_library(device: Device, keys: set[str]) -> bool:
-    return any(
-        library.state is LibraryState.READY and library.context.recipe.key in keys
-        for library in device.libraries.values()
-        if library.pilot.state is PilotState.HERE
-    )
+def _serves(library: Library) -> bool:
+    return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
 
 
 def _families(view: View) -> list[tuple[Context, ...]]:
-    families = (
-        family_runtimes_shortest_first(context) for context in view.contexts.values() if is_runtime_variant(context)
-    )
+    runtimes = filter(is_runtime_variant, view.contexts.values())
+    families = map(family_runtimes_shortest_first, runtimes)
     return list({family[-1].recipe.key: family for family in families}.values())

@@ -71,21 +71,17 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
         return now + self.run_s[-1] > self.deadline_at
 
 
-def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
-    return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
-
-
 class JobQueue:
     """The jobs of one pool, sorted by `Key`. `now` must not decrease."""
 
-    __slots__ = ("_due", "_keys", "_needs", "_turns", "jobs", "late", "rest", "rows")
+    __slots__ = ("_due", "_needs", "_turns", "jobs", "keys", "late", "rest", "rows")
 
     def __init__(self) -> None:
         self.jobs: dict[int, PoolJob] = {}
         self.rows: dict[int, list[Key]] = {}  # By need (number of replicas): jobs that can meet their deadline
         self.late: list[Key] = []
         self.rest: list[Key] = []  # Jobs without a deadline
-        self._keys: dict[int, Key] = {}
+        self.keys: dict[int, Key] = {}
         self._needs: dict[int, int] = {}
         self._due: dict[int, float] = {}  # By job: time at which it may need more replicas
         self._turns: list[tuple[float, int]] = []  # Heap of `_due` times; entries that differ from `_due` are outdated
@@ -114,7 +110,7 @@ class JobQueue:
                 if need:
                     self._due[id] = at = deadline_at - run_s[need - 1] - _EARLY_S
                     turns.append((at, id))
-            self._keys[id], self._needs[id] = key, need
+            self.keys[id], self._needs[id] = key, need
             fresh.setdefault(need, []).append(key)
         if len(turns) <= _FEW_JOBS:
             for turn in turns:
@@ -134,7 +130,7 @@ class JobQueue:
     def remove(self, id: int) -> None:
         if self.jobs.pop(id, None) is None:
             return
-        row, key = self._row(self._needs.pop(id)), self._keys.pop(id)
+        row, key = self._row(self._needs.pop(id)), self.keys.pop(id)
         del row[bisect_left(row, key)]
         self._due.pop(id, None)
 
@@ -146,7 +142,7 @@ class JobQueue:
             at, id = heapq.heappop(turns)
             if self._due.get(id) != at:
                 continue
-            job, need, key = self.jobs[id], self._needs[id], self._keys[id]
+            job, need, key = self.jobs[id], self._needs[id], self.keys[id]
             grown = job.fewest(begins_at=now, most=len(job.run_s))
             if grown:
                 self._due[id] = at = max(now + _EARLY_S, job.deadline_at - job.run_s[grown - 1] - _EARLY_S)
@@ -159,7 +155,7 @@ class JobQueue:
             row = self._row(need)
             del row[bisect_left(row, key)]
             key = (HOPEFUL if grown else LATE, job.deadline_at, id)
-            self._keys[id], self._needs[id] = key, grown
+            self.keys[id], self._needs[id] = key, grown
             insort(self._row(grown), key)
         return moved
 
@@ -168,9 +164,6 @@ class JobQueue:
 
     def need(self, id: int) -> int:
         return max(0, self._needs.get(id, 0))
-
-    def key(self, id: int) -> Key:
-        return self._keys[id]
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
         """Return the first job after the key `after` that needs up to `most` replicas and is not in `but`."""
@@ -267,7 +260,7 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
 def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
-        if line.can_meet_deadline(id) and after < (key := line.key(id)) and (found is None or key < found):
+        if line.can_meet_deadline(id) and after < (key := line.keys[id]) and (found is None or key < found):
             found = key
     return found
 

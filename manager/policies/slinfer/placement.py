@@ -182,11 +182,6 @@ def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: 
     return plan, rooms[device]
 
 
-def _is_at_library_limit(view: View, context: Context) -> bool:
-    room = remaining_library_quota(view, context, cut_s=_CUT_S)
-    return room is not None and room <= 0
-
-
 def _load_disturbs(context: Context, device: Device) -> bool:
     """Return True if a load would take a CPU's cores from running calls for longer than their time per output token.
 
@@ -223,7 +218,7 @@ class InstancePlaces:
             found.append((rank, device, size, room, gone))
         found.sort(key=lambda each: each[0])
         for _, device, size, room, gone in found:
-            if self._can_serve_in_time(view, device, call, Shadow()):
+            if self._compute.is_in_time(view, device, call, Shadow()):
                 context = call.group.context
                 ends, room = _ends(gone, device, size=size, room=room, of=context)
                 promised = self._bytes_to_reserve_for_load(context, device, size, room)
@@ -235,13 +230,13 @@ class InstancePlaces:
         context, soon_s = call.group.context, left_s(view, call)
         for sleeper in wakeable_libraries(view, context):
             [device], needed = sleeper.devices, extra_bytes_to_wake(sleeper)
-            if device.facts.on_host and not self._uses_cpus:
+            if not self._may_use(context, device):
                 continue
             if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
                 continue
             others = [x for x in staying(device) if x is not sleeper]
             room, gone = _choose_libraries_to_unload(_evictable_libraries(others), device, needed)
-            if room >= needed and self._can_serve_in_time(view, device, call, Shadow()):
+            if room >= needed and self._compute.is_in_time(view, device, call, Shadow()):
                 ends, _ = _ends(gone, device, size=needed, room=room, of=context)
                 return [*ends, Wake(sleeper.id)]
         return []
@@ -256,11 +251,11 @@ class InstancePlaces:
         taken = {device for library in context.libraries.values() for device in library.devices}
         fitting: list[tuple[_Rank, Device, int]] = []
         for device in view.devices():
-            if (device.facts.on_host and not self._uses_cpus) or device in taken:
+            if not self._may_use(context, device) or device in taken:
                 continue
             size = self._sizes.bytes_for_load(context, device, ()) if self._shares else device.facts.memory_bytes
             room = device.budget_bytes - size
-            if room >= 0 and can_use_device(context, device, unnamed_spares=True) and may_load(view, context, device):
+            if room >= 0 and may_load(view, context, device):
                 rank = self._rank(view, device, left_bytes=room)
                 fitting.append((rank, device, self._bytes_to_reserve_for_load(context, device, size, size + room)))
         if not fitting:
@@ -268,17 +263,16 @@ class InstancePlaces:
         _, device, promised = min(fitting, key=lambda each: each[0])
         return [Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
 
+    def _may_use(self, context: Context, device: Device) -> bool:
+        is_allowed = self._uses_cpus or not device.facts.on_host
+        return is_allowed and can_use_device(context, device, unnamed_spares=True)
+
     def _rank(self, view: View, device: Device, *, left_bytes: int, unloads: int = 0) -> _Rank:
         """Return a sort key: CPUs first (§V), fewest unloads, then the fullest pilot, then its least busy device."""
         elsewhere = sum(other.budget_bytes for other in device.pilot.devices.values() if other is not device)
         busy_s, here = self._compute.cycle_s(device, now=view.now), len(staying(device))
         name = f"{device.pilot.id}/{device.id}"
         return not device.facts.on_host, unloads, left_bytes + elsewhere, busy_s, here, left_bytes, name
-
-    def size(self, device: Device, call: Call) -> int:
-        if not self._shares:
-            return device.facts.memory_bytes
-        return self._sizes.bytes_for_load(call.group.context, device, (call,))
 
     def _bytes_to_reserve_for_load(self, context: Context, device: Device, size: int, room: int) -> int:
         """Return the bytes to promise to a load of at least `size` bytes; all free bytes if its cache is unknown."""
@@ -295,12 +289,11 @@ class InstancePlaces:
         `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
-        if _is_at_library_limit(view, context):
+        quota = remaining_library_quota(view, context, cut_s=_CUT_S)
+        if quota is not None and quota <= 0:
             return
         for device in view.devices():  # fast checks first, because a waiting call is checked often
-            if device.facts.on_host and not self._uses_cpus:
-                continue
-            if not can_use_device(context, device, unnamed_spares=True):
+            if not self._may_use(context, device):
                 continue
             if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
                 continue
@@ -308,16 +301,14 @@ class InstancePlaces:
             if any(library.context is context for library in here):
                 continue
             idle = _evictable_libraries(here)
-            size, room = self.size(device, call), shadow.room_bytes(device, but=context)
+            size = self._sizes.bytes_for_load(context, device, (call,)) if self._shares else device.facts.memory_bytes
+            room = shadow.room_bytes(device, but=context)
             if room + (sum(library.promised_bytes for library in idle) if ends_idle else 0) < size:
                 continue
             if not shadow.leaving and self._compute.is_full(device, call, now=view.now):
                 continue
             if not _load_disturbs(context, device) and may_load(view, context, device):
                 yield device, size, idle
-
-    def _can_serve_in_time(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
-        return self._compute.find_late_refusal(view, device, call, shadow=shadow) is None
 
     def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
         """In the shadow, move a call to an instance (None: a new one). Return False if memory or time forbids this."""
@@ -332,7 +323,7 @@ class InstancePlaces:
             return False
         if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
             return False
-        if not self._can_serve_in_time(view, device, call, shadow):
+        if not self._compute.is_in_time(view, device, call, shadow):
             return False
         shadow.move(call, device, validation.prompt_of(call, view.now + soon_s), grows=grows)
         return True
@@ -354,7 +345,7 @@ class InstancePlaces:
                 return True
         for device, size, _ in self.places(view, call, shadow=shadow, ends_idle=False):
             known = device in away_from or device in shadow.devices(context)
-            if not known and self._can_serve_in_time(view, device, call, shadow):
+            if not known and self._compute.is_in_time(view, device, call, shadow):
                 shadow.move(call, device, validation.prompt_of(call, view.now + left_s(view, call)), grows=size)
                 return True
         return False

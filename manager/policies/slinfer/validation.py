@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
-from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, LateRefusal, OpenAnswer, UnreadPrompt, why_late
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, OpenAnswer, UnreadPrompt, why_late
 from stoker.protocol.ids import LibraryId
 
 LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected duration of a load that takes longer than expected
@@ -123,11 +123,6 @@ class ComputeOutlook:
             known = self._seconds[id(times)] = times, StepSeconds(times)
         return known[1]
 
-    def prefill_s(self, context: Context, device: Device, call: Call) -> float:
-        cost = self.cost(context, device)
-        tokens = prompt_tokens(call)
-        return OVERESTIMATE * cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
-
     def decode_s(self, library: Library) -> float:
         rows = len(library.held)
         cost = self.cost(library.context, library.devices[0]) if rows else None
@@ -155,7 +150,9 @@ class ComputeOutlook:
         return sorted(library.held.values(), key=lambda call: -dues_at[call.id])
 
     def is_prefill_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
-        return self.prefill_s(call.group.context, device, call) > left_s
+        cost, tokens = self.cost(call.group.context, device), prompt_tokens(call)
+        prefill_s = OVERESTIMATE * cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
+        return prefill_s > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
         """Return True if a decode step of a new instance leaves the others too little time (case 3, a cheap check).
@@ -167,12 +164,12 @@ class ComputeOutlook:
             return False
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
-    def find_late_refusal(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
-        """Return why an instance on a device should refuse a call (§VI-C); None if the instance may accept the call."""
+    def is_in_time(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
+        """Return True if an instance on a device would serve a call, and the others stay in time (§VI-C)."""
         context = call.group.context
         cost = self.cost(context, device)
         if cost is None:
-            return None
+            return True
         joined = shadow.prompts(device)
         engines, to = list[EngineOutlook](), _NEW
         for library in staying(device):
@@ -192,7 +189,8 @@ class ComputeOutlook:
                 engines.append(_joined(EngineOutlook(_NEW if own else LibraryId(-2 - number), of_other), prompts))
         if to == _NEW and context not in joined:
             engines.append(EngineOutlook(_NEW, cost))
-        return why_late(engines, to, prompt_of(call, view.now + left_s(view, call)), now=view.now, free_at=view.now)
+        prompt = prompt_of(call, view.now + left_s(view, call))
+        return why_late(engines, to, prompt, now=view.now, free_at=view.now) is None
 
     def _outlook(self, library: Library, *, now: float) -> EngineOutlook | None:
         self._forget(now)
