@@ -53,21 +53,20 @@ class SimLibrary:
         self.sim = pilot.sim
         self.number = ordered.library
         self.recipe = ordered.recipe
-        self.model = pilot.sim.world.contexts[ordered.recipe.name]
-        self.engine = self.model.engine_on_device_kind(pilot.kind)
+        self.model = model = pilot.sim.world.contexts[ordered.recipe.name]
+        self.engine = model.engine_on_device_kind(pilot.kind)
         speed = pilot.sim.world.devices[pilot.kind].speed
-        self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
-        self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
+        self.call_s = model.of_kind(model.call_s, pilot.kind) / speed
+        self.item_s = model.of_kind(model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
         """Calls that occupy slots: they run, or wait for their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
-        self.slots = self.model.slots_on_device_kind(pilot.kind)
+        self.slots = model.slots_on_device_kind(pilot.kind)
         self.part = 1 / self.slots  # Share of each device that one call uses
-        alone = len(self.devices) == 1
-        self.compute: Callable[..., RunningWork] = (
-            self.devices[0].begin if alone else partial(begin_together, self.devices)
-        )
+        self.compute: Callable[..., RunningWork] = partial(begin_together, self.devices)
+        if len(self.devices) == 1:
+            self.compute = self.devices[0].begin
         self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
         self._items = self._served = 0
         self.ordered_at = pilot.sim.agenda.now
@@ -252,14 +251,6 @@ class SimLibrary:
         self.say(to_agent.RunEvicted(run.leave(self, keep=True)))
         self._start_next_call()
 
-    def _start_waiting_calls(self) -> None:
-        slots, running = self.slots, self.running
-        while len(running) < slots:
-            turn = self.turns.take()
-            if turn is None:
-                return
-            self._begin(*turn[1])
-
     def _begin(self, spec: CallSpec, part: _Part | None) -> None:
         sim, call = self.sim, spec.call
         if self.batch is not None:
@@ -323,8 +314,9 @@ class SimLibrary:
             return
         if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):
             self.end()
-        elif not self._stops:
-            self._start_waiting_calls()
+            return
+        while not self._stops and len(self.running) < self.slots and (turn := self.turns.take()) is not None:
+            self._begin(*turn[1])
 
     def end(self) -> None:
         if self.is_over:

@@ -215,8 +215,6 @@ class Simulation:
             case to_client.KnownBlocks(blocks=known):
                 for one in known:
                     self._batch[one.source].submit(BlockOrder(one.block, one.source))
-            case _:
-                pass
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         self.handle(events.FromClient(_FACTORY, 0, [update]))

@@ -150,9 +150,8 @@ class ServedBatch:
         at = self._ended_at if abs(self._ended_at - now) <= TICK_S else now
         if not self.engine.begin(at, leap=leap and all(device.is_idle for device in devices)):
             return False
-        self._work = self._library.compute(
-            max(0.0, self.engine.ends_at - now), part=1.0, then=self._finish_step, args=()
-        )
+        seconds = max(0.0, self.engine.ends_at - now)
+        self._work = self._library.compute(seconds, part=1.0, then=self._finish_step, args=())
         if self.engine.is_in_burst:
             for device in devices:
                 device.before_more_work = self.interrupt

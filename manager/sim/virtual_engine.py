@@ -63,10 +63,6 @@ class VirtualEngine:
         return len(self.batch)
 
     @property
-    def is_computing(self) -> bool:
-        return bool(self._ahead)
-
-    @property
     def is_in_burst(self) -> bool:
         return len(self._ahead) > 1
 

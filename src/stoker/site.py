@@ -53,7 +53,7 @@ class ProviderKind(enum.Enum):
 
 
 POLICY_NAMES = ("default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo")
-"""Names of the policies that are part of Stoker (`stoker.manager.policies.named`)."""
+"""Names of the policies that are part of Stoker (`stoker.manager.policies`)."""
 
 BASELINES = {
     "disk-only": "benchmarks/baselines/forgetful.py:disk_only",
