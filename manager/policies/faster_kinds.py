@@ -12,7 +12,6 @@ library that hangs. Short calls, calls of libraries with several slots, and call
 from __future__ import annotations
 
 from itertools import islice
-from typing import NamedTuple
 
 from stoker.manager.core.deadlines import expected_run_s, has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
@@ -21,14 +20,6 @@ from stoker.manager.core.seams import View
 LEAST_GAIN_S = 0.05
 _MOST_COMPARED = 8
 _ROUNDS = 2.0  # Number of run times without a new call after which no more calls are expected
-
-
-class _Faster(NamedTuple):
-    """Seconds until a faster library is free, until one has run a call, until all calls have run."""
-
-    free_in_s: float
-    soonest_s: float
-    all_s: float
 
 
 def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
@@ -43,10 +34,11 @@ def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
     faster = _forecast_faster_libraries(view, library, call, rest=rest)
     if faster is None:
         return 0.0
+    free_in_s, soonest_s, all_s = faster
     due_at = call.group.options.objective.deadline_at if not call.late else 0.0
-    in_time_there = bool(due_at) and view.now + here_s > due_at >= view.now + faster.soonest_s
-    if in_time_there or (rest is not None and here_s - faster.all_s > LEAST_GAIN_S):
-        return max(LEAST_GAIN_S, faster.free_in_s, here_s / 20)
+    in_time_there = bool(due_at) and view.now + here_s > due_at >= view.now + soonest_s
+    if in_time_there or (rest is not None and here_s - all_s > LEAST_GAIN_S):
+        return max(LEAST_GAIN_S, free_in_s, here_s / 20)
     return 0.0
 
 
@@ -59,7 +51,10 @@ def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
     return waiting + context.unsent if context.unsent >= 0 else None
 
 
-def _forecast_faster_libraries(view: View, library: Library, call: Call, *, rest: int | None) -> _Faster | None:
+def _forecast_faster_libraries(
+    view: View, library: Library, call: Call, *, rest: int | None
+) -> tuple[float, float, float] | None:
+    """Return the seconds until a faster library is free, until one has run a call, until all calls have run."""
     context = library.context
     mine = context.speeds.get(library.kind)
     count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run
@@ -81,7 +76,7 @@ def _forecast_faster_libraries(view: View, library: Library, call: Call, *, rest
     # Calls are not divisible: on average the last library finishes half a run after an even share of the work.
     all_s = calls * run_s / count + begun / rate + (1 - 1 / count) * run_s / 2
     soonest_s = min(free_s + run_s for free_s, run_s in some)
-    return _Faster(min(free_s for free_s, _ in some), soonest_s, max(all_s, soonest_s))
+    return min(free_s for free_s, _ in some), soonest_s, max(all_s, soonest_s)
 
 
 def _free_in_s(view: View, library: Library) -> float:

@@ -179,20 +179,14 @@ class KeepAlive:
         return Timer(at, f"{_PREFIX}{context.recipe.key}")
 
 
-class LeastNumbers:
-    """Checks that every context keeps its minimum number of libraries when blocks are released."""
-
-    def __init__(self) -> None:
-        self._gone: Counter[Context] = Counter()
-
-    def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """Return True if the block of these pilots may be released, and then count its libraries as gone."""
-        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
-        least = (context for context in theirs if context.limits.least)
-        if any(theirs[context] > _spare_libraries(context) - self._gone[context] for context in least):
-            return False
-        self._gone += theirs
-        return True
+def may_release(pilots: Iterable[Pilot], gone: Counter[Context]) -> bool:
+    """Return True if a block's pilots leave each context its minimum. `gone`: libraries of blocks released before."""
+    theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
+    least = (context for context in theirs if context.limits.least)
+    if any(theirs[context] > _spare_libraries(context) - gone[context] for context in least):
+        return False
+    gone.update(theirs)
+    return True
 
 
 def is_needed_for_minimum(library: Library) -> bool:

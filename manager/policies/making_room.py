@@ -36,7 +36,8 @@ def idle_libraries_to_stop(
     view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = allow_any_unload
 ) -> list[Library]:
     loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
-    if loading or not _has_eviction_candidates(view, context):
+    idle = any(other.idle for other in view.contexts.values() if other is not context)
+    if loading or not (idle or any(map(is_asleep, view.libraries.values()))):
         return []
     may_go = _make_idle_eviction_test(view, context, may_leave)
     return _libraries_to_stop_for_context(view, context, minimum, may_go=may_go, rank=_last_used)
@@ -47,12 +48,6 @@ def libraries_to_stop_for_wake(
 ) -> list[Library]:
     """Return the idle libraries and sleepers to stop so that a sleeper can wake; empty if they free too little."""
     return _libraries_beside(sleeper, _make_idle_eviction_test(view, sleeper.context, may_leave), _last_used)
-
-
-def _has_eviction_candidates(view: View, context: Context) -> bool:
-    if any(other.idle for other in view.contexts.values() if other is not context):
-        return True
-    return any(is_asleep(library) for library in view.libraries.values())
 
 
 def _make_idle_eviction_test(view: View, context: Context, may_leave: MayLeave) -> _May:

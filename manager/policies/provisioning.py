@@ -11,6 +11,7 @@ waiting calls fail. Blocks without use are released after `idle_s`, and pending 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -19,7 +20,7 @@ from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.keep_alive import LeastNumbers, is_needed_for_minimum, new_pilot_library_quota
+from stoker.manager.policies.keep_alive import is_needed_for_minimum, may_release, new_pilot_library_quota
 from stoker.manager.policies.where_to_load import count_fitting_libraries
 from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
@@ -65,24 +66,27 @@ class KeepBlocks(Quiet):
         plan: list[Action] = []
         rooms = {context: new_pilot_library_quota(view, context) for context in view.waiting_contexts.values()}
         waiting = {context: _needed_slots(context, room) for context, room in rooms.items() if room != 0}
-        least = LeastNumbers()
+        gone: Counter[Context] = Counter()
         for source in view.sources.values():
             useful = {context: calls for context, calls in waiting.items() if self._could_load(source, context)}
             wanted = self._blocks_to_request(view, source, useful)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
-            plan += self._release_idle_blocks(view, source, has_use=bool(useful), least=least)
+            plan += self._release_idle_blocks(view, source, has_use=bool(useful), gone=gone)
             plan += self._cancel_surplus(view, source, useful)
             filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
             if filling and useful:
                 plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
             if len(view.sources) > 1:
-                soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
-                queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
-                if queued:  # a running block never counts as late, even if it boots slowly
-                    plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
+                coming = [source.blocks[id] for id in source.coming]
+                queued = [block.since for block in coming if block.phase is not BlockPhase.RUNNING]
+                soon = [since for since in queued if view.now - since <= self.late_s]
+                if soon:
+                    plan.append(Timer(min(soon) + self.late_s + 0.1, f"late/{source.source.name}"))
+                # A running block never counts as late, even if it boots slowly.
+                in_time = len(coming) - len(queued) + len(soon)
                 joining = self._slots_of_joining_pilots(view, source, useful)
-                slots = (wanted + len(soon)) * _slots(source, useful) + joining
+                slots = (wanted + in_time) * _slots(source, useful) + joining
                 for context in useful:  # request no blocks of the next source for calls that fit in these slots
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
@@ -127,9 +131,6 @@ class KeepBlocks(Quiet):
         missing = sum(source.source.nodes - block.brought for block in recent)
         return missing * _slots(source, useful) // source.source.nodes
 
-    def _is_late(self, view: View, block: Block) -> bool:
-        return block.phase is not BlockPhase.RUNNING and view.now - block.since > self.late_s
-
     def _could_load(self, source: SourceState, context: Context) -> bool:
         needs = context.recipe.needs
         if source.stopped or not has_source_time_for_load(context, source.source):
@@ -147,7 +148,7 @@ class KeepBlocks(Quiet):
         return source.failed_at + min(longest_s, pause_s)
 
     def _release_idle_blocks(
-        self, view: View, source: SourceState, *, has_use: bool, least: LeastNumbers
+        self, view: View, source: SourceState, *, has_use: bool, gone: Counter[Context]
     ) -> Iterator[Action]:
         rule = source.source
         retry_at = self._retry_at(source)
@@ -163,7 +164,7 @@ class KeepBlocks(Quiet):
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
         over.sort(key=lambda block: (bool(block.pilots), _promised_bytes(view, block), block.since))
-        may_go = (block for block in over if least.let_go(view.pilots[id] for id in block.pilots))
+        may_go = (block for block in over if may_release((view.pilots[id] for id in block.pilots), gone))
         for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
         soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]

@@ -6,6 +6,8 @@ without notice. The manager learns of this at its next poll of the batch system,
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
 from stoker.manager.sim.agenda import Entry, cancel
@@ -19,14 +21,14 @@ from stoker.protocol.to_manager import BlockUpdate
 _LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    def __init__(self, id: BlockId, ordinal: int) -> None:
-        self.id = id
-        self.ordinal = ordinal
-        self.pilots: dict[SimPilot, None] = {}
-        self.running = False
-        self.over = False
-        self.end: Entry | None = None
+    id: BlockId
+    ordinal: int
+    pilots: dict[SimPilot, None] = field(default_factory=dict)
+    running: bool = False
+    over: bool = False
+    end: Entry | None = None
 
 
 class BatchSystem:

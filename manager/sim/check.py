@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from stoker.config_errors import did_you_mean
 from stoker.contexts.recipe import Awareness
@@ -16,13 +15,8 @@ from stoker.manager.sim.runs import least_s
 from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
-
-class ImpossibleSetting(NamedTuple):
-    """`at`: path of the setting in the file, in `named` with names of sources. `problem` begins with its name."""
-
-    at: tuple[str, ...]
-    problem: str
-    named: tuple[str, ...]
+ImpossibleSetting = tuple[tuple[str, ...], str, tuple[str, ...]]
+"""Path of the setting in the file, a problem that begins with its name, and the path with names of sources."""
 
 
 _Problems = Iterator[tuple[tuple[str, ...], str]]  # Paths of tables, and problems that begin with a setting's name
@@ -39,7 +33,7 @@ def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0
     for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
         at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
-        yield ImpossibleSetting(at, problem, named)
+        yield at, problem, named
 
 
 def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:

@@ -65,14 +65,6 @@ class RecordedRun(msgspec.Struct, frozen=True):
     waiting: bool
 
 
-class RecordedCall(msgspec.Struct, frozen=True):
-    at: float
-    call: int
-    recipe: str
-    items: int
-    priority: int
-
-
 class RecordedStay(msgspec.Struct):
     """The period during which a pilot was connected. `left_at` is infinite until the pilot leaves."""
 
@@ -102,19 +94,19 @@ class RecordedSession:
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
         self.runs: list[RecordedRun] = []
-        self.asked: dict[int, RecordedCall] = {}
+        self.asked: dict[int, Arrival] = {}  # Context = recipe key
         self.ended: dict[int, float] = {}
         self.stays: dict[str, RecordedStay] = {}
         self._libraries: dict[int, _LoadedLibrary] = {}
 
     @property
-    def calls(self) -> list[RecordedCall]:
-        return [call for call in self.asked.values() if call.call in self.ended]
+    def calls(self) -> list[Arrival]:
+        return [call for id, call in self.asked.items() if id in self.ended]
 
     @property
     def makespan_s(self) -> float:
         calls = self.calls
-        return max(self.ended.values()) - calls[0].at if calls else 0.0
+        return max(self.ended.values()) - calls[0].at_s if calls else 0.0
 
     def begin(self, state: State, *, since: float) -> None:
         self.since = since
@@ -125,7 +117,7 @@ class RecordedSession:
             self.stays[pilot.id] = RecordedStay(devices, since)
         for call in state.calls.values():
             key, priority = call.group.context.recipe.key, call.group.options.priority
-            self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
+            self.asked[call.id] = Arrival(call.submitted_at, key, items_of(call.spec), priority=priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
             if context.loads:
@@ -168,7 +160,7 @@ class RecordedSession:
         elif isinstance(message, to_manager.Submit):
             priority = message.options.priority
             for spec in message.calls:
-                call = RecordedCall(now, spec.call, message.recipe, items_of(spec), priority)
+                call = Arrival(now, message.recipe, items_of(spec), priority=priority)
                 self.asked.setdefault(spec.call, call)
 
     def _on_pilot_message(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
@@ -261,14 +253,14 @@ class MakespanComparison(msgspec.Struct, frozen=True):
 def calibrate(recorded: RecordedSession) -> Calibrated:
     """Return the simulated world of a recorded session. Raises SessionError for contexts on several devices."""
     calls = recorded.calls
-    wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
+    wanted = {call.context: recorded.recipes[call.context] for call in calls}
     for recipe in wanted.values():
         if recipe.needs.devices > 1:
             raise SessionError(f"context {recipe.name} spans {recipe.needs.devices} devices: that is not simulated yet")
     names: dict[str, str] = {}
     for key, recipe in wanted.items():
         names[key] = f"{recipe.name}-{key[:12]}" if recipe.name in names.values() else recipe.name
-    start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
+    start = min([calls[0].at_s, *(stay.came_at for stay in recorded.stays.values())])
     own_s, message_s = _call_gaps(recorded.runs)
     contexts = {
         names[key]: _context(
@@ -285,8 +277,8 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
         delays=Delays(message_s=Duration(message_s), poll_s=Duration(0.0)),
     )
     arrivals = tuple(
-        Arrival(call.at - start, names[call.recipe], items=call.items, priority=call.priority)
-        for call in sorted(calls, key=lambda call: call.at)
+        msgspec.structs.replace(call, at_s=call.at_s - start, context=names[call.context])
+        for call in sorted(calls, key=lambda call: call.at_s)
     )
     advice = {names[key]: said for key, said in recorded.advice.items() if key in names}
     return Calibrated(recorded.session, world, arrivals, recorded.makespan_s, advice)
