@@ -184,10 +184,7 @@ def _call_quota_by_load(library: Library) -> int:
 
 
 def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot: the fastest first if speeds are known, else the last used.
-
-    With several slots, the least loaded of the last used libraries come first.
-    """
+    """Yield libraries with a free slot: the fastest, last used, or with several slots least loaded first."""
     hottest = context.index.hottest()
     first = next(hottest, None)
     if first is None or first.slots == 1 or context.speeds.of:

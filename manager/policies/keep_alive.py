@@ -22,10 +22,7 @@ _SPARED_CHECK_S = 10.0  # Seconds between two checks of a library that its conte
 
 
 class IdleTimers:
-    """Unloads libraries that were idle for `keep_alive_s`, except the minimum number of their context.
-
-    `sleeps`: put libraries on GPUs to sleep instead, if host memory is free.
-    """
+    """Unloads libraries, or with `sleeps` puts GPU libraries to sleep, that were idle for `keep_alive_s`."""
 
     def __init__(self, keep_alive_s: float, *, sleeps: bool = False) -> None:
         if keep_alive_s < 0:
@@ -70,7 +67,7 @@ _GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or ca
 def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> int | None:
     """Return how many more libraries a context may have; None = no limit, negative = too many libraries.
 
-    Stopping libraries are counted. Libraries of a disconnected pilot are not counted after calls waited for `cut_s`.
+    Libraries of a disconnected pilot are not counted after calls waited for `cut_s`.
     """
     most = context.limits.most
     if not most:

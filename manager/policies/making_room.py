@@ -111,10 +111,7 @@ def _libraries_to_stop_for_context(
 def libraries_to_stop_on_one_pilot(
     view: View, context: Context, way_on: Callable[[Device], Way | None], *, desperate: bool = False
 ) -> list[Library]:
-    """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
-
-    Empty if enough memory is being freed, or cannot be freed. `way_on`: None for a device that cannot be used.
-    """
+    """Return the lowest libraries to stop so that the context fits on one pilot; empty if impossible or unnecessary."""
     best: Way | None = None
     for pilot in view.pilots.values():
         if pilot.state is not PilotState.HERE:

@@ -233,10 +233,7 @@ class KeepBlocks(Quiet):
 
 
 def _needed_slots(context: Context, room: int | None) -> int:
-    """Return the number of slots that waiting calls need beyond loading libraries and, for gangs, free libraries.
-
-    Each gang counts as the first, with its maximum size if it has a deadline. `room`: maximum of further libraries.
-    """
+    """Return the slots that waiting calls need beyond loading libraries. `room`: maximum of further libraries."""
     head = context.queue.head()
     if head is None:
         return 0

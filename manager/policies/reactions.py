@@ -19,10 +19,9 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components of a device; all other c
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-    """Quarantine a pilot or one of its devices after a verdict about a failed call.
+    """Quarantine a pilot or a device on which `CALLS` calls failed within `WITHIN_S`, if other pilots can run them.
 
-    `CALLS` different calls must have failed there within `WITHIN_S`, and other pilots must be able to run the calls. If
-    calls fail on most pilots, no single node is the cause.
+    If calls fail on most pilots, no single node is the cause.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames_infrastructure(verdict):

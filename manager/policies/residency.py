@@ -156,10 +156,7 @@ class LoadWhereWanted(Quiet):
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Yield sets of devices that fit the context and have not loaded it, best first.
-
-        Unless `desperate`, pilots with `GIVE_UP_ON_PILOT` failed loads are excluded.
-        """
+        """Yield sets of devices that fit the context, best first. `desperate`: also where loads failed twice."""
         open_devices = [
             d
             for d in view.devices()

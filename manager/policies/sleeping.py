@@ -65,8 +65,7 @@ def plan_stops_and_sleeps(
 ) -> tuple[list[Action], dict[Device, int]]:
     """Return actions that stop libraries or put them to sleep, and the bytes then free on their devices.
 
-    `needs`: bytes that must be free on some of these devices. `why`: reason for stopping a library. `sleeps`: False if
-    each library must stop.
+    `needs`: bytes that must be free. `why`: reason for stopping a library. `sleeps`: False if each library must stop.
     """
     rooms = {device: device.budget_bytes for x in leaving for device in x.devices}
     for library in leaving:

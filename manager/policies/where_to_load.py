@@ -42,10 +42,7 @@ def bare_bytes(facts: DeviceFacts) -> int:
 
 
 def accepts_device_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """Return True if the context may be loaded on this kind of device, named by its whole name or first word.
-
-    `unnamed_spares`: spare cores of a pilot with GPUs also accept contexts that do not name their kind.
-    """
+    """Return True if `kinds` names this kind or its first word. `unnamed_spares`: without `kinds`, also spares."""
     kinds = context.recipe.needs.kinds
     if not kinds:
         return not facts.spare or unnamed_spares

@@ -105,10 +105,7 @@ class _Call(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A context on the devices of one source, with its minimum costs in seconds.
-
-    `slots`: calls that a device runs at full speed. `first_s`: from a pilot's start to its first call.
-    """
+    """A context on a source's devices, with its least costs. `first_s`: from a pilot's start to its first call."""
 
     context: str
     source: int

@@ -65,10 +65,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """Simulates a world with the core of a session's manager, its policies, and an event log.
-
-    `counted`: log numbers of calls instead of each call (`stoker.manager.sim.log`).
-    """
+    """A world, driven by the core of a session's manager. `counted`: log numbers of calls instead of each call."""
 
     def __init__(
         self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0, counted: bool = False
@@ -107,10 +104,7 @@ class Simulation:
         }
 
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
-        """Simulate until the last call has ended, or until `until_s`. Raises SimulationError.
-
-        `tell` regularly receives the simulated time and the number of ended calls.
-        """
+        """Simulate until the last call has ended, or `until_s`. `tell` receives the time and number of ended calls."""
         self._carry_out(self.core.start())
         self.handle(events.SessionDefined(tuple(batch.source for batch in self._batch.values())))
         self.handle(

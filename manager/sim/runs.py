@@ -85,10 +85,7 @@ def parse_completed_work(spec: CallSpec) -> WorkDone:
 
 
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
-    """The schedule of a run, in seconds at full speed from its start.
-
-    `before`: work of earlier runs. `meet_s`: until the gang has connected. `first_s`: until the next item begins.
-    """
+    """Seconds until the gang has connected, the next item begins, and the run ends. `before`: work done."""
 
     before: WorkDone
     items: int
@@ -108,10 +105,7 @@ class RunSchedule(msgspec.Struct, frozen=True, gc=False):
 def plan_run_schedule(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
 ) -> RunSchedule:
-    """Return the schedule of a run on a gang.
-
-    `call_s`, `item_s`: times of the slowest member. `factor`: the call's run time divided by the mean run time.
-    """
+    """Return the schedule of a run. `call_s`, `item_s`: of the slowest member. `factor`: of the mean run time."""
     before = parse_completed_work(spec)
     before_s = spec.features.seconds_before_first_item(size) if spec.features is not None else 0.0
     meet_s = float(model.gang_s) if size > 1 else 0.0
@@ -171,10 +165,7 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallRun:
-    """One run of a call on its member libraries, until its last member has left.
-
-    `over`: the run has ended or a member has left. `_done`: completed work at the last progress report.
-    """
+    """One run of a call on its member libraries. `over`: the run has ended or a member has left."""
 
     __slots__ = (
         "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",

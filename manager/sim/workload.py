@@ -46,11 +46,7 @@ def _check_gang(gang: tuple[int, int]) -> None:
 
 
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Deadlines of a call's tokens (0 = none).
-
-    The first token is due after the larger of `ttft` and `ttft_per_token` per input token, at most after `ttft_most`.
-    Each further token is due `tpot` later.
-    """
+    """Deadlines of a call's tokens: the first after the larger of `ttft` and `ttft_per_token` per input token."""
 
     ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
     tpot_s: Duration = msgspec.field(default=NO_TIME, name="tpot")
@@ -70,10 +66,7 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """Settings of the calls of a workload. `context`: one name, or several with weights.
-
-    Lengths are mean numbers of tokens; with a `_cv` (coefficient of variation), lengths are lognormal.
-    """
+    """The calls of a workload. Lengths are means in tokens; with a `_cv` (coefficient of variation), lognormal."""
 
     context: str | dict[str, Weight]
     items: Positive = 1
@@ -316,10 +309,7 @@ def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls. A call to a family gets the contexts that accept its input length, the shortest first.
-
-    The others become its variants. Raises ConfigError for a call that is too long for all contexts of its family.
-    """
+    """Yield the calls. A call to a family gets the shortest context for its length; longer ones become its variants."""
     families = _families(world)
     if not families:
         yield from arrivals

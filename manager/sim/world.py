@@ -22,10 +22,7 @@ TICK_S = 1e-6  # Resolution of the agenda; rounding may shorten each step of a r
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine on one kind of device. `times`: seconds of its steps at speed 1. `token`: bytes per cached token.
-
-    `most_output`: output tokens reserved per request (0 = the request's own output).
-    """
+    """An engine on one kind of device. `times`: at speed 1. `most_output`: output tokens reserved (0 = own)."""
 
     times: StepTimes
     rows: _Rows = 32
@@ -191,10 +188,7 @@ class Preempt(enum.Enum):
 
 
 class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch system, or a part of one, with nodes of one kind. `sleepers`: a pilot's memory for sleeping contexts.
-
-    `capacity`: number of blocks that may run, as one number or steps `[seconds, blocks]`.
-    """
+    """A batch system with nodes of one kind. `capacity`: running blocks, as one number or steps `[seconds, blocks]`."""
 
     name: Name
     kind: str

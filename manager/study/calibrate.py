@@ -52,8 +52,7 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 class RecordedRun(msgspec.Struct, frozen=True):
     """A run of a call. `first`: the library's first. `waiting`: sent before the library was free.
 
-    `between_s`: seconds without a run since the library's previous call ended or this call was dispatched, whichever is
-    later (-1: unknown, for several slots).
+    `between_s`: seconds in which the library could have run it but did not (-1: unknown, for several slots).
     """
 
     recipe: str
@@ -228,10 +227,7 @@ M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """The simulated world and the calls of a recorded session.
-
-    `makespan_s`: of the live session. `advice`: the manager's estimates before a context's first load.
-    """
+    """The simulated world and calls of a session. `advice`: the manager's estimates before a context's first load."""
 
     session: str
     world: World

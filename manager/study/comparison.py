@@ -18,11 +18,7 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of the comparison table: one number per run, with a key for programs and a title for people.
-
-    `value` returns None for a run without this number, which the mean then excludes; with `of_all`, the mean is None.
-    Tables show `scale` times the value. `may_lack`: hide the column if its value is 0 in all rows.
-    """
+    """A column: one number per run. `of_all`: no mean if a run lacks it. `may_lack`: hidden if it is 0 in all rows."""
 
     key: str
     title: str
@@ -90,10 +86,7 @@ def copy_bounds_to_all_runs(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def compare(
     runs: Sequence[FinishedRun], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
 ) -> list[PolicyRow]:
-    """Return one row for each policy that has runs.
-
-    With `all_at_once`, rows also contain the speed (items per second) relative to the first policy.
-    """
+    """Return one row for each policy that has runs. `all_at_once`: also compare speeds with the first policy."""
     rows: list[PolicyRow] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]
     for policy in there:
@@ -110,9 +103,7 @@ def compare(
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """The number by which a verdict ranks two policies. `key`: key of its column. `lead`: how much better the first run
-    is than the second run, or None if unknown. `shown`: template of the verdict's sentence.
-    """
+    """The number that ranks two policies. `lead`: how much better the first run is. `shown`: template of a sentence."""
 
     key: str
     lead: Callable[[FinishedRun, FinishedRun], float | None]

@@ -37,8 +37,9 @@ class Sureness(enum.Enum):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A number of inputs for one function, which is named with its module or file (`mine.functions:score`).
+    """The work to forecast: a number of inputs for one function.
 
+    `function`: name of the function with its module or file: `mine.functions:score`, `/home/ana/claims.py:verify`.
     `measured_per_call`: number of inputs of each measured call; 0 means `inputs_per_call`.
     """
 
@@ -50,10 +51,12 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> int:
+        """Number of calls. The last call may have fewer inputs."""
         return -(-self.inputs // self.inputs_per_call)
 
     @property
     def called(self) -> str:
+        """Name of the function, without module or file."""
         return self.function.rpartition(":")[2]
 
     @property
@@ -113,10 +116,7 @@ def gather(
     site: Site, work: Work, *, performance: MeasuredCosts, availability: Availability, kind: str = "",
     similar: Sequence[str] = (),
 ) -> Evidence:  # fmt: skip
-    """Return the measurements for a forecast of this work on this site. Raises SessionError without measurements.
-
-    `kind`: device kind to use instead of the site's kind. `similar`: recipes from which times are estimated.
-    """
+    """Return the measurements for a forecast. `kind`: of device. `similar`: recipes from which times are estimated."""
     found, measured = _measured(performance, work)
     waits, stays = availability.waits, availability.stays
     seen = waits[-1].devices if waits else None

@@ -268,10 +268,7 @@ class _Pass:
 
 
 class TokenFigures(msgspec.Struct, frozen=True):
-    """Quantiles of token times over all ended calls to engines, in seconds.
-
-    `objectives`: number of calls with token deadlines. `met`: those whose tokens were all in time (SLINFER eq. 1).
-    """
+    """Quantiles of seconds over ended calls to engines. `met`: calls whose tokens were all in time (SLINFER eq. 1)."""
 
     objectives: int
     met: int

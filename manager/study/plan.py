@@ -56,11 +56,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """The forecasts of a run with the settings of the site file (`as_written`) and with other settings.
-
-    `best_blocks`, `best_walltime_s`: the smallest values whose forecast is as good as the best (0: irrelevant).
-    `price`: price of a device-hour, 0 if unknown.
-    """
+    """The forecasts of a run. `best_...`: the smallest values whose forecast is as good as the best (0: irrelevant)."""
 
     site: str
     work: Work

@@ -75,10 +75,7 @@ _UNITS = ((2 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "h"), (15 * 60.
 
 
 def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
-    """Draw `completed`, `devices`, `queue` and `times`, each as PNG and SVG. Return the paths.
-
-    Raises StokerError without matplotlib, ValueError without runs.
-    """
+    """Draw `completed`, `devices`, `queue` and `times`, each as PNG and SVG. Raises StokerError without matplotlib."""
     if not any(runs.values()):
         raise ValueError("there are no runs to draw")
 

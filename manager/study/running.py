@@ -45,10 +45,7 @@ class DiedError(StokerError):
 
 
 class Workers(Generic[Task, Result]):
-    """Processes that call `do(task, tell)`. The end of the `with` block ends the processes.
-
-    `do`, tasks and results must be picklable. `do` may raise only StokerErrors.
-    """
+    """Processes that call `do(task, tell)`, which may raise only StokerErrors. The `with` block ends the processes."""
 
     def __init__(self, do: Callable[[Task, Tell], Result], *, count: int) -> None:
         spawning = multiprocessing.get_context("spawn")  # a fork would share locks with threads of this process
@@ -159,11 +156,7 @@ def run_all(
     scenario: Scenario, *, policies: Sequence[str], seeds: Sequence[int], folder: Path, jobs: int = 1,
     tell: TellProgress | None = None,
 ) -> Generator[FinishedRun, None, None]:  # fmt: skip
-    """Simulate the scenario with every policy and seed. Yield each run when it ends, after its log was written.
-
-    The lower bound for the end is computed only for runs of the first policy. Raises SimulationError, and stops the
-    other runs, if a run cannot continue.
-    """
+    """Simulate every policy and seed, and yield each run at its end. Only runs of the first policy get a bound."""
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_simulate_run, scenario=scenario, folder=folder)
     hear = tell or _ignore_progress

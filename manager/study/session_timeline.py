@@ -28,10 +28,7 @@ _SHORT_S = 1e-6
 
 
 def write_session_timeline(file: Path, journal: Path, *, session: str, policies: Policies) -> int:
-    """Write a session's timeline, gzipped if the name ends in `.gz`, and return its number of calls.
-
-    Raises SessionError if the journal cannot be read, OSError if the file cannot be written.
-    """
+    """Write a session's timeline, gzipped if the name ends in `.gz`, and return its number of calls."""
     timeline = _Timeline()
     past = JournalPast(journal, session, policies)
 

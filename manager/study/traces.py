@@ -173,10 +173,7 @@ def arrivals_of(
 
 
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
-    """Return the calls of a trace in order of time. `folder`: base of the trace's path. `contexts`: known contexts.
-
-    Raises ConfigError with facts `file`, `line` and `key`, if known; errors in later rows are raised during iteration.
-    """
+    """Return the calls of a trace in order of time. Raises ConfigError, for later rows during the iteration."""
     path = (folder / Path(trace.file).expanduser()).absolute()
     is_plain = trace.format is TraceFormat.CSV
     found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _Names(trace))

@@ -33,10 +33,7 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Mean latency of an instance's requests in a period, linear between and beyond the points.
-
-    `points`: pairs of a number of requests and seconds, both increasing.
-    """
+    """Mean latency in a period by number of requests: increasing points (requests, seconds), linear in between."""
 
     points: tuple[tuple[float, float], ...]
 

@@ -69,10 +69,7 @@ class RuntimeTimes:
         return max(context.slots, int(self.objective_s(context) / self.request_s(context)))
 
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
-        """Return the calls and the capacity of a runtime in a period as long as its latency objective.
-
-        A call beyond the longest runtime's capacity (equations 3 and 5) costs one more latency objective (§3.3).
-        """
+        """Return the demand per latency objective. A call too many (eqs 3, 5) costs one more objective (§3.3)."""
         capacity, objective_s = self.capacity(context), self.objective_s(context)
         points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points
         most, mean_s = points[-1]

@@ -38,10 +38,7 @@ _ASSUMED_CALLS = 8  # In a new family, this number of calls with equally likely 
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """Number of libraries of each runtime, by recipe key, on `devices` devices. The plan is renewed at `due_at`.
-
-    `new_until`: time at which the first period of the family ends.
-    """
+    """Libraries of each runtime by recipe key. `new_until`: time at which the first period of the family ends."""
 
     wanted: dict[str, int]
     devices: int
@@ -147,10 +144,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return [self._times.demand(context, count * per_s) for context, count in calls.items()]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """Return True if a plan is old and calls arrived, or devices left, or runtimes are new or cannot be loaded.
-
-        New devices get the longest runtime until the next period (§4).
-        """
+        """Return True if the plan is old, or runtimes or devices changed. New devices get the longest (§4)."""
         vain = any(has_too_many_failed_loads(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         grown = devices > plan.devices or any(context.recipe.key not in plan.wanted for context in family)
         if vain or 0 < devices < plan.devices or (grown and view.now < plan.new_until):
@@ -213,10 +207,9 @@ def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) ->
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """Return the runtime of each missing library. The longest runtime is last in the list and is loaded first.
+    """Return the runtime of each missing library, the longest last, which is loaded first.
 
-    After a failed load a runtime is probed with one load at a time. If loads keep failing, it is tried once per plan,
-    and for each waiting call.
+    If loads of a runtime keep failing, it is tried once per plan, and for each waiting call.
     """
     found: list[Context] = []
     for context in family:

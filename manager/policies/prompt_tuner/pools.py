@@ -464,10 +464,7 @@ def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_jobs_ready_to_start(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Return late jobs that can start on the replicas that they hold.
-
-    If no job holds enough and no replica will arrive, the first job takes more replicas.
-    """
+    """Return late jobs that hold enough replicas, or the first job with more if all would wait forever."""
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.can_meet_deadline(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:

@@ -390,8 +390,7 @@ class WarmPools(Quiet):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """Return True if a library may be unloaded for a context.
 
-        A replica of a pool may leave before `window_s` for calls of the default policy, or for a context that has
-        lacked replicas for `patience_s` and longer than the pool's jobs.
+        A replica leaves before `window_s` for the default policy, or for a context that has lacked replicas longer.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

@@ -47,11 +47,7 @@ _FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jo
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
-    """A waiting job. `deadline_at`: 0 = none. `least`: minimum number of replicas.
-
-    `run_s[a - 1]`: upper bound of the run time in seconds on `a` replicas, non-increasing, unknown if the job
-    `measures`.
-    """
+    """A waiting job. `run_s[a - 1]`: upper bound of its run time on `a` replicas, unknown if the job `measures`."""
 
     id: int
     deadline_at: float
@@ -189,10 +185,7 @@ class JobQueue:
 
 
 class Promise(msgspec.Struct):
-    """Replicas that load for a job. `here`: number already loaded. `beside`: idle replicas reserved for the job.
-
-    `free_at`: expected end of the job. `places` of its replicas, of which some are `lost`, others `loading`.
-    """
+    """Replicas that load for a job, of which `here` are loaded. `beside`: idle replicas reserved for it."""
 
     job: int
     replicas: int
@@ -209,10 +202,7 @@ class Promise(msgspec.Struct):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """The pool of a model in a round. `idle`: unused warm replicas. `busy`: times at which others become free.
-
-    `cold_s`: seconds to warm a replica. `held`: idle replicas that each job holds until it has enough (ablation).
-    """
+    """A model's pool. `busy`: times at which replicas become free. `cold_s`: to warm one. `held`: by job (ablation)."""
 
     idle: int
     busy: tuple[float, ...] = ()
@@ -229,10 +219,7 @@ _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Algorithm 1: return the number of replicas of each job that starts now. If `take` refuses a job, the job waits.
-
-    Replicas reserved for a job become free if it starts without them or no longer waits.
-    """
+    """Algorithm 1: return the number of replicas of each job that starts now. If `take` refuses a job, it waits."""
     line.advance(now)
     kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
     kept.update({id: min(count, pool.idle) for id, count in pool.held.items() if id in line.jobs})
@@ -275,10 +262,7 @@ def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: in
 
 
 def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
-    """Give idle replicas to late jobs, then to jobs without a deadline.
-
-    A job that needs more replicas than are idle stops later jobs, unless it needs more than the pool has.
-    """
+    """Give idle replicas to late jobs, then to those without a deadline. A job that must wait stops the others."""
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
         if job.least <= idle:
@@ -298,10 +282,7 @@ class ColdPool(Protocol):
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """A walk's result for a job: its expected end (infinity = unknown) and its ordered replicas.
-
-    `helped`: True if the job waits for ordered devices, or for devices that become free in time.
-    """
+    """A walk's result for a job. `helped`: the job waits for ordered devices, or for devices that are free in time."""
 
     model: str
     job: PoolJob
@@ -311,10 +292,7 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over all jobs: nearest deadline first, then late jobs, then jobs without a deadline.
-
-    `delay`: jobs may wait for devices of other jobs. False is an ablation.
-    """
+    """Algorithm 2 over all jobs, in order of `Key`. `delay`: jobs may wait for devices of other jobs."""
 
     def __init__(self, *, delay: bool = True) -> None:
         self.delay = delay

@@ -47,11 +47,7 @@ class _Refusal(NamedTuple):
 
 
 class OfferByHeadroom(HottestFirst):
-    """Offers of calls to instances, preemption, drops and keep-alive.
-
-    `consolidates`: offer a call to the instance with the largest batch first, and preempt neighbours with smaller
-    batches (§VIII).
-    """
+    """Offers calls, preempts, drops, unloads. `consolidates`: prefer large batches, preempt small ones (§VIII)."""
 
     period_s = _ROUND_S
     honours = HottestFirst.honours | {"ttft_s", "tpot_s", "expected_output"}
@@ -228,10 +224,7 @@ class OfferByHeadroom(HottestFirst):
 
 
 def _seconds_until_request_ends(view: View, call: Call) -> float:
-    """Return the seconds until an instance of the call's context, or else of any context, may finish a request.
-
-    A request is assumed to run for its context's mean time, or one time to first token if none has ended.
-    """
+    """Return the seconds until an instance of the context, or else any, may finish a request."""
     wanted_s = first_token_s(call)
     known = (x for x in view.libraries.values() if has_known_token_memory(x.context))
     others = placement.instances(call.group.context) or islice(known, _MOST_LOOKED_AT)
@@ -252,11 +245,7 @@ def _first_token_lateness_s(view: View, call: Call) -> float:
 
 
 class ResizeLate(LoadWhereWanted):
-    """Shrinks instances that are far too large (§VII-B), and grows those whose requests exceed estimates (§VII-D).
-
-    The policy also keeps the minimum of each context loaded. Dispatch loads instances for calls, and unloads idle
-    instances of contexts without their own keep-alive.
-    """
+    """Shrinks instances that are far too large (§VII-B), and grows those that exceed estimates (§VII-D)."""
 
     period_s = _ROUND_S
 

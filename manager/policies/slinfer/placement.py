@@ -120,10 +120,7 @@ def _peak_tokens(calls: Iterable[Call]) -> int:
 
 
 def cache_of(context: Context, device: Device) -> TokenCache:
-    """Return the memory of a context on a device: reported by its last load, or declared, or without a cache.
-
-    If nothing is known, a load gets at least a third of the device, as in the default policy.
-    """
+    """Return the memory of a context: reported by its last load, or declared, or a third of the device if unknown."""
     facts, advice = device.facts, context.advice.get(device.facts.kind)
     reported, measured = (advice.cache, advice.resident_bytes) if advice is not None else (None, 0)
     found = token_cache(context.recipe.needs, facts, reported, measured_bytes=measured)
@@ -183,10 +180,7 @@ def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: 
 
 
 def _load_disturbs(context: Context, device: Device) -> bool:
-    """Return True if a load would take a CPU's cores from running calls for longer than their time per output token.
-
-    The longest load of the context on this kind of device counts. The paper's CPUs have all models in memory (§IX-A).
-    """
+    """Return True if a load takes a CPU's cores for longer than a TPOT. The paper's CPUs have all models (§IX-A)."""
     if not device.facts.on_host:
         return False
     ready = (x for x in context.libraries.values() if x.ready_at and x.devices[0].facts.kind == device.facts.kind)
@@ -283,10 +277,9 @@ class InstancePlaces:
     def places(
         self, view: View, call: Call, *, shadow: Shadow | None = None, ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Yield devices with enough memory and speed for a new instance for a call, and the bytes of the instance.
+        """Yield devices with memory and speed for a new instance, its bytes, and idle instances.
 
-        Also yield the device's idle instances, least recently used first, which with `ends_idle` may stop or sleep.
-        `shadow`: assumed stops and moves.
+        `ends_idle`: the idle instances may stop or sleep. `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
         quota = remaining_library_quota(view, context, cut_s=_CUT_S)
@@ -364,10 +357,9 @@ class InstancePlaces:
         return None
 
     def victims(self, view: View, library: Library, *, lacks_bytes: int, over_s: float) -> tuple[Library, ...]:
-        """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if they cannot make room.
+        """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if this is impossible.
 
-        The smallest batches stop first, but none larger than the library's batch with the call. The calls of all
-        stopped neighbours must meet their objectives elsewhere. `over_s`: seconds by which a decode step is too long.
+        The smallest batches stop first, none larger than the library's. Their calls must stay in time elsewhere.
         """
         device, most = library.devices[0], len(library.held) + 1
         ready = (x for x in staying(device) if x is not library and x.usable and x.state is LibraryState.READY)

@@ -155,10 +155,7 @@ class ComputeOutlook:
         return prefill_s > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """Return True if a decode step of a new instance leaves the others too little time (case 3, a cheap check).
-
-        The check applies to calls without a limit on their output.
-        """
+        """Return True if a decode step of a new instance leaves the others too little time (case 3, a cheap check)."""
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
         if cost is None or not tpot_s or output_token_limit(call):
             return False
@@ -245,10 +242,7 @@ def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
 
 
 def left_s(view: View, call: Call) -> float:
-    """Return the seconds until a call's prompt must be read on its next device; infinity without a limit.
-
-    A held call that moves starts again (O = 0 in eq. 1), and is in time only if its first token is in time.
-    """
+    """Return the seconds until a call's prompt must be read on its next device (O = 0 in eq. 1)."""
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
         return seconds_until_first_token_due(view, call)
