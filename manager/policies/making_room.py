@@ -16,7 +16,6 @@ from stoker.manager.policies.sleeping import extra_bytes_to_wake, is_asleep, is_
 from stoker.manager.policies.where_to_load import can_use_device, device_sets, may_load
 
 Minimum = Callable[[Context, Device], int]  # Minimum free bytes of a device to load a context
-MayLeave = Callable[[View, Library, Context], bool]
 Way = tuple[tuple[float, ...], list[Library]]  # Libraries to stop on a device, and the highest of their ranks
 
 
@@ -28,44 +27,32 @@ _May = Callable[[Library], bool]
 _Rank = Callable[[Library], tuple[float, ...]]
 
 
-def allow_any_unload(view: View, library: Library, context: Context) -> bool:  # noqa: ARG001
-    return True
-
-
 def idle_libraries_to_stop(
-    view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = allow_any_unload
+    view: View, context: Context, *, minimum: Minimum, keeper: IdleKeeper | None = None, sleeper: Library | None = None
 ) -> list[Library]:
-    loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
-    idle = any(other.idle for other in view.contexts.values() if other is not context)
-    if loading or not (idle or any(map(is_asleep, view.libraries.values()))):
-        return []
-    may_go = _make_idle_eviction_test(view, context, may_leave)
-    return _libraries_to_stop_for_context(view, context, minimum, may_go=may_go, rank=_last_used)
+    """Return the idle libraries and sleepers to stop so that a context can be loaded, or its `sleeper` can wake."""
 
-
-def libraries_to_stop_for_wake(
-    view: View, sleeper: Library, *, may_leave: MayLeave = allow_any_unload
-) -> list[Library]:
-    """Return the idle libraries and sleepers to stop so that a sleeper can wake; empty if they free too little."""
-    return _libraries_beside(sleeper, _make_idle_eviction_test(view, sleeper.context, may_leave), _last_used)
-
-
-def _make_idle_eviction_test(view: View, context: Context, may_leave: MayLeave) -> _May:
     def may_go(library: Library) -> bool:
         if library.context is context:
             return False
         unused = is_idle(library) or (is_asleep(library) and not library.context.queue.count)
-        return unused and not _is_kept_for_gang(library, context) and may_leave(view, library, context)
+        free = unused and not _is_kept_for_gang(library, context)
+        return free and (keeper is None or keeper.may_leave(view, library, context))
 
-    return may_go
+    def rank(library: Library) -> tuple[float, ...]:
+        return library.used_at, library.id
 
-
-def _last_used(library: Library) -> tuple[float, ...]:
-    return library.used_at, library.id
+    if sleeper is not None:
+        return _libraries_beside(sleeper, may_go, rank)
+    loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
+    idle = any(other.idle for other in view.contexts.values() if other is not context)
+    if loading or not (idle or any(map(is_asleep, view.libraries.values()))):
+        return []
+    return _libraries_to_stop_for_context(view, context, minimum, may_go=may_go, rank=rank)
 
 
 def preempt_for_starved_context(
-    view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = allow_any_unload
+    view: View, context: Context, *, minimum: Minimum, patience_s: float, keeper: IdleKeeper | None = None
 ) -> list[Action]:
     """Take a device from the context with the most libraries if a context lacked libraries for `patience_s`."""
     lacking = context.lacking
@@ -78,7 +65,7 @@ def preempt_for_starved_context(
         age = view.now - library.ready_at
         ready = library.state is LibraryState.READY and not _is_kept_for_gang(library, context)
         had_its_turn = ready and age > max(patience_s, library.context.load_s)
-        return had_its_turn and may_leave(view, library, context)
+        return had_its_turn and (keeper is None or keeper.may_leave(view, library, context))
 
     def rank(library: Library) -> tuple[float, ...]:
         return -len(library.context.libraries), library.ready_at

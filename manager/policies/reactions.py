@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Call, Context, Device, Judged, Library, LibraryState, Pilot, PilotState
-from stoker.manager.core.seams import Action, Evict, Load, Quarantine, Unload, View
-from stoker.manager.policies.where_to_load import can_use_device
-from stoker.protocol.ids import RecipeKey
+from stoker.manager.core.seams import Action, Evict, Quarantine, Unload, View
+from stoker.manager.policies.where_to_load import can_use_device, load_on
 
 INFRASTRUCTURE = "infrastructure"
 SURE = 0.75
@@ -96,8 +95,7 @@ class Unpacking:
         self._moved[call.id] = None
         if len(self._moved) > MOST_MOVED:
             del self._moved[next(iter(self._moved))]
-        memory_bytes = reservation(library.context, place)
-        yield Load(RecipeKey(library.context.recipe.key), place[0].pilot.id, tuple(d.id for d in place), memory_bytes)
+        yield load_on(library.context, place, reservation(library.context, place))
         yield Evict(call.id)
         share = f"{pace.slowed:.0%}"
         yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call runs elsewhere")

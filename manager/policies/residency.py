@@ -19,10 +19,10 @@ from itertools import islice
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.queues import is_unlikely_to_free_slot
-from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View, Wake
+from stoker.manager.core.seams import Action, FailCall, FailWaiting, Provisioning, Timer, Unload, View, Wake
 from stoker.manager.policies import keep_alive, making_room, sleeping
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.making_room import IdleKeeper, MayLeave, holds
+from stoker.manager.policies.making_room import IdleKeeper, holds
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import Unpacking, quarantines
@@ -32,6 +32,7 @@ from stoker.manager.policies.where_to_load import (
     device_sets,
     failures,
     has_failed_loads,
+    load_on,
     may_load,
     probes,
     required_bytes_if_known,
@@ -93,10 +94,7 @@ class LoadWhereWanted(Quiet):
             places = sorted(
                 places, key=lambda devices: keep_alive.pilot_rank_for_next_call(view, context, devices[0].pilot)
             )
-        loads = [
-            Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self.reservation(context, devices))
-            for devices in islice(places, more)
-        ]
+        loads = [load_on(context, devices, self.reservation(context, devices)) for devices in islice(places, more)]
         if loads:
             return plan + loads
         if not alive and not any(x.state is LibraryState.ASLEEP for x in context.libraries.values()):
@@ -191,7 +189,9 @@ class LoadWhereWanted(Quiet):
             if all(device.budget_bytes >= needed for device in sleeper.devices):
                 plan.append(Wake(sleeper.id))
             elif not plan and not self._is_load_faster_than_wake(view, context):
-                leaving = making_room.libraries_to_stop_for_wake(view, sleeper, may_leave=self._unload_predicate)
+                leaving = making_room.idle_libraries_to_stop(
+                    view, context, minimum=self.minimum, keeper=self.keeper, sleeper=sleeper
+                )
                 if leaving:
                     needs = dict.fromkeys(sleeper.devices, needed)
                     why = f"idle, and room is needed for {context.recipe.name}"
@@ -225,21 +225,17 @@ class LoadWhereWanted(Quiet):
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
-        minimum, may_leave = self.minimum, self._unload_predicate
-        leaving = making_room.idle_libraries_to_stop(view, context, minimum=minimum, may_leave=may_leave)
+        minimum, keeper = self.minimum, self.keeper
+        leaving = making_room.idle_libraries_to_stop(view, context, minimum=minimum, keeper=keeper)
         if not leaving:
             return making_room.preempt_for_starved_context(
-                view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave
+                view, context, minimum=minimum, patience_s=self.patience_s, keeper=keeper
             )
         devices = {device for x in leaving for device in x.devices if can_use_device(context, device)}
         needs = {device: minimum(context, device) for device in devices}
         why = f"idle, and room is needed for {context.recipe.name}"
         plan, rooms = sleeping.plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
         return plan + self._load_on_devices_with_room(context, rooms)
-
-    @property
-    def _unload_predicate(self) -> MayLeave:
-        return making_room.allow_any_unload if self.keeper is None else self.keeper.may_leave
 
     def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
         """Return the load that replaces the `leaving` libraries; empty if the size of the load is still unknown."""
@@ -255,8 +251,7 @@ class LoadWhereWanted(Quiet):
         memory_bytes = self.reservation(context, devices)
         if not all(self.minimum(context, device) <= memory_bytes <= rooms[device] for device in devices):
             return []
-        key = RecipeKey(context.recipe.key)
-        return [Load(key, devices[0].pilot.id, tuple(device.id for device in devices), memory_bytes)]
+        return [load_on(context, devices, memory_bytes)]
 
     def why_nowhere(self, view: View, context: Context) -> Failure | None:
         return why_nowhere(

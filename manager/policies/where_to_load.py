@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from stoker.manager.core.blame import pilot_unfit_reason
 from stoker.manager.core.deadlines import has_time_for_load
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot
-from stoker.manager.core.seams import View
+from stoker.manager.core.seams import Load, View
 from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
+from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import DeviceFacts
 
 BARE_BYTES = 256_000_000  # Assumed memory of a library without a loader
@@ -94,6 +95,11 @@ def has_failed_loads(context: Context) -> bool:
 
 def probes(alive: Iterable[Library]) -> int:
     return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1
+
+
+def load_on(context: Context, devices: tuple[Device, ...], memory_bytes: int) -> Load:
+    ids = tuple(device.id for device in devices)
+    return Load(RecipeKey(context.recipe.key), devices[0].pilot.id, ids, memory_bytes)
 
 
 def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:

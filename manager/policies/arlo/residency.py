@@ -18,7 +18,7 @@ import msgspec
 
 from stoker.manager.core.libraries import has_too_many_failed_loads
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
-from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
+from stoker.manager.core.seams import Action, Changes, FailWaiting, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
 from stoker.manager.policies.arlo.families import (
     ArrivalCounts,
@@ -28,7 +28,7 @@ from stoker.manager.policies.arlo.families import (
     uniform_length_call_shares,
 )
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.where_to_load import has_failed_loads, probes, required_bytes_if_known
+from stoker.manager.policies.where_to_load import has_failed_loads, load_on, probes, required_bytes_if_known
 from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
@@ -173,8 +173,7 @@ class AllocateRuntimes(LoadWhereWanted):
             context = missing.pop() if missing else next(loads, None)
             if context is None:
                 return
-            size = self.reservation(context, (device,))
-            yield Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), size)
+            yield load_on(context, (device,), self.reservation(context, (device,)))
         serving = {d for context in family for x in context.libraries.values() if _serves(x) for d in x.devices}
         out = sum(device not in serving for device in held) + len(free)
         share = self._share if view.now >= plan.new_until else 1.0

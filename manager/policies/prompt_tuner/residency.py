@@ -26,7 +26,7 @@ from stoker.manager.policies import where_to_load
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import Way, libraries_to_stop_on_one_pilot
 from stoker.manager.policies.prompt_tuner.pools import REFRESH_S, ROUND_S, PoolState, PoolStates, is_decided_in_rounds
-from stoker.manager.policies.prompt_tuner.scheduling import Fate, Place, PoolJob, Walk
+from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sleeping import is_idle
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
@@ -227,7 +227,8 @@ class WarmPools(Quiet):
         for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
             state = self.states.all[fate.model]
             if fate.promise is not None:
-                loads, fate.promise.places = self._load(state.context, cold.taken.pop(fate.job.id))
+                loads = self._load(state.context, cold.taken.pop(fate.job.id))
+                fate.promise.places = [(load.pilot, load.devices) for load in loads]
                 state.promises[fate.job.id] = fate.promise
                 state.allot_due = True
                 plan += loads
@@ -237,13 +238,8 @@ class WarmPools(Quiet):
             plan += self._forecast_or_drop(view, state, fate)
         return plan if self._walk.under_way else plan + self._load_for_unserved_jobs(view, cold)
 
-    def _load(self, context: Context, sets: list[Replica]) -> tuple[list[Action], list[Place]]:
-        key = RecipeKey(context.recipe.key)
-        places = [(devices[0].pilot.id, tuple(device.id for device in devices)) for devices in sets]
-        return [
-            seams.Load(key, pilot, ids, self.default.reservation(context, devices))
-            for (pilot, ids), devices in zip(places, sets, strict=True)
-        ], places
+    def _load(self, context: Context, sets: list[Replica]) -> list[seams.Load]:
+        return [where_to_load.load_on(context, each, self.default.reservation(context, each)) for each in sets]
 
     def _replace_lost_replicas(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
         """Order lost replicas again if their job can still meet its deadline, else drop the job's promise."""
@@ -259,9 +255,10 @@ class WarmPools(Quiet):
                 state.allot_due = True
                 continue
             cold.take(key, missing, job=id)
-            loads, places = self._load(state.context, cold.taken.pop(id))
-            left = [place for place in promise.places if place not in promise.lost]
-            promise.free_at, promise.places, promise.lost, promise.loading = free_at, left + places, [], set()
+            loads = self._load(state.context, cold.taken.pop(id))
+            promise.places = [place for place in promise.places if place not in promise.lost]
+            promise.places += [(load.pilot, load.devices) for load in loads]
+            promise.free_at, promise.lost, promise.loading = free_at, [], set()
             plan += loads
         return plan
 
@@ -280,7 +277,7 @@ class WarmPools(Quiet):
             wants, alive = self._wanted_replicas(view, state, job), self._count_alive(view, state, most=job.least)
             found = cold.assign(key, wants)
             found += self._take_shared_devices(view, state, wants - len(found), cold)
-            plan += self._load(state.context, found)[0]
+            plan += self._load(state.context, found)
             if state.short or len(found) < wants:
                 plan += self._evict_idle_libraries(view, state)
             if state.short and self.early:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
-from stoker.manager.core.seams import Action, Load, Resize, Unload, View, Wake
+from stoker.manager.core.seams import Action, Resize, Unload, View, Wake
 from stoker.manager.policies.keep_alive import remaining_library_quota
 from stoker.manager.policies.sleeping import (
     extra_bytes_to_wake,
@@ -27,9 +27,8 @@ from stoker.manager.policies.sleeping import (
 )
 from stoker.manager.policies.slinfer import validation
 from stoker.manager.policies.slinfer.validation import ComputeOutlook, Shadow, left_s, staying
-from stoker.manager.policies.where_to_load import can_use_device, may_load, required_bytes_if_known
+from stoker.manager.policies.where_to_load import can_use_device, load_on, may_load, required_bytes_if_known
 from stoker.pilot.core.memory import token_cache
-from stoker.protocol.ids import RecipeKey
 
 _CUT_S = 3.0  # Seconds after which libraries of a disconnected pilot no longer count towards a limit
 
@@ -216,7 +215,7 @@ class InstancePlaces:
                 context = call.group.context
                 ends, room = _ends(gone, device, size=size, room=room, of=context)
                 promised = self._bytes_to_reserve_for_load(context, device, size, room)
-                return [*ends, Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
+                return [*ends, load_on(context, (device,), promised)]
         return []
 
     def _wake(self, view: View, call: Call) -> list[Action]:
@@ -255,7 +254,7 @@ class InstancePlaces:
         if not fitting:
             return []
         _, device, promised = min(fitting, key=lambda each: each[0])
-        return [Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
+        return [load_on(context, (device,), promised)]
 
     def _may_use(self, context: Context, device: Device) -> bool:
         is_allowed = self._uses_cpus or not device.facts.on_host
