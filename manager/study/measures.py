@@ -107,8 +107,7 @@ class _Pass:
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
         self.begun: set[int] = set()
-        self.running: dict[int, tuple[float, int]] = {}
-        """Start time and library of each running call."""
+        self.running: dict[int, tuple[float, int]] = {}  # Start time and library of each running call
         self.parts: dict[tuple[int, int], float] = {}
         """Time at which a gang member began its part of a call, by library and call."""
         self.again: set[int] = set()

@@ -14,15 +14,9 @@ from stoker.manager.policies.slinfer.validation import ComputeOutlook
 
 
 def slinfer(
-    *,
-    provisioning: Provisioning | None = None,
-    keep_alive_s: float = 1.0,
-    watermark: float = 0.25,
-    cpus: bool = True,
-    sharing: bool = True,
-    consolidation: bool = True,
-    drops: bool = True,
-) -> Policies:
+    *, provisioning: Provisioning | None = None, keep_alive_s: float = 1.0, watermark: float = 0.25, cpus: bool = True,
+    sharing: bool = True, consolidation: bool = True, drops: bool = True,
+) -> Policies:  # fmt: skip
     """Let language models share devices one token at a time, for calls with a TTFT and a TPOT objective.
 
     Args:

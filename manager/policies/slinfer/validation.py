@@ -18,6 +18,7 @@ from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
 from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, OpenAnswer, UnreadPrompt, why_late
+from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId
 
 LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected duration of a load that takes longer than expected
@@ -25,20 +26,20 @@ LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected duration of a load
 _NEW = LibraryId(-1)  # Id of the instance that is not loaded yet
 
 
+_NO_FEATURES = Features()
+
+
+def _features(call: Call) -> Features:
+    return call.spec.features or _NO_FEATURES
+
+
 def prompt_tokens(call: Call) -> int:
-    features = call.spec.features
-    return max(1, features.input_length) if features is not None else 1
+    return max(1, _features(call).input_length)
 
 
 def output_tokens(call: Call) -> int:
     """Return a call's expected output tokens: the mean of its context's ended calls (§VII-A)."""
-    features = call.spec.features
-    return features.expected_output if features is not None else 0
-
-
-def output_token_limit(call: Call) -> int:
-    features = call.spec.features
-    return features.most_output if features is not None else 0
+    return _features(call).expected_output
 
 
 def staying(device: Device) -> list[Library]:
@@ -46,8 +47,7 @@ def staying(device: Device) -> list[Library]:
 
 
 def first_token_s(call: Call) -> float:
-    features = call.spec.features
-    return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
+    return call.group.options.objective.first_token_s(_features(call).input_length)
 
 
 def seconds_until_first_token_due(view: View, call: Call) -> float:
@@ -157,7 +157,7 @@ class ComputeOutlook:
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
         """Return True if a decode step of a new instance leaves the others too little time (case 3, a cheap check)."""
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
-        if cost is None or not tpot_s or output_token_limit(call):
+        if cost is None or not tpot_s or _features(call).most_output:
             return False
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
@@ -212,7 +212,7 @@ class ComputeOutlook:
             rows += 1
             length += prompt_tokens(call) + written
             each_s = call.group.options.objective.tpot_s
-            if most := output_token_limit(call):
+            if most := _features(call).most_output:
                 answers.append(OpenAnswer(due_at, each_s, max(1, most - written)))
             if each_s:
                 dues_at.append(due_at)
@@ -238,7 +238,7 @@ def _written(call: Call, cost: StepSeconds, *, cycle_s: float, now: float) -> in
 
 
 def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
-    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s, output_token_limit(call))
+    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s, _features(call).most_output)
 
 
 def left_s(view: View, call: Call) -> float:
