@@ -124,15 +124,9 @@ class WarmPools(Quiet):
     period_s = ROUND_S
 
     def __init__(
-        self,
-        states: PoolStates,
-        *,
-        window_s: float = WINDOW_S,
-        delay: bool = True,
-        reuse: bool = True,
-        early: bool = False,
-        **default: Any,
-    ) -> None:
+        self, states: PoolStates, *, window_s: float = WINDOW_S, delay: bool = True, reuse: bool = True,
+        early: bool = False, **default: Any,
+    ) -> None:  # fmt: skip
         self.states = states
         self.default = LoadWhereWanted(keeper=self, **default)
         """Decides for contexts without a pool, and about how contexts are loaded."""
