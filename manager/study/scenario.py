@@ -43,9 +43,10 @@ _NAMED = (("world", "contexts"), ("world", "devices"))  # Tables with named entr
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
     """Change one setting of `data` in place. `top`, `world`: names of the settings of a scenario and of its world."""
     key, equals, value = text.partition("=")
-    parts = [part.strip().strip("\"'") for part in key.split(".")]
-    if not equals or not all(parts):
+    written = [part.strip() for part in key.split(".")]
+    if not equals or not all(written):
         raise ConfigError(f"--set {text}: write key=value, as in --set world.links.shared='2 GB/s'", key="set")
+    parts = [part.strip("\"'") for part in written]
     if parts[0] not in top and parts[0] in world:
         parts.insert(0, "world")
     here: Any = data

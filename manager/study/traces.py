@@ -95,7 +95,7 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
                 else:
                     yield TableRow(path, reader.line_num, columns, cells)
             if not columns:
-                raise ConfigError(f"{path}: the file is empty: there is not even a header", file=str(path))
+                raise ConfigError(f"{_relative(path)}: the file is empty: there is not even a header", file=str(path))
     except csv.Error as error:
         raise wrong(path, reader.line_num, "", f"is not CSV: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -103,13 +103,18 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
 
 
 def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
-    parts = filter(None, (str(path), f"line {line}", field, what))
+    parts = filter(None, (_relative(path), f"line {line}", field, what))
     return ConfigError(": ".join(parts), file=str(path), line=line, key=field)
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
     why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-    return ConfigError(f"{path}: {why}", file=str(path))
+    return ConfigError(f"{_relative(path)}: {why}", file=str(path))
+
+
+def _relative(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -122,7 +127,7 @@ def open_bytes(path: Path) -> BinaryIO:
         return gzip.open(path, "rb")  # type: ignore[return-value]
     if what := describe_non_text_format(head):
         file.close()
-        raise ConfigError(f"{path}: {what}", file=str(path))
+        raise ConfigError(f"{_relative(path)}: {what}", file=str(path))
     return file
 
 
@@ -177,7 +182,7 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     if first is None:
         cut = trace.start_s or trace.for_s or trace.cluster
         why = "no call matches start, for and cluster" if cut else "the file contains no calls"
-        raise ConfigError(f"{path}: {why}", file=str(path))
+        raise ConfigError(f"{_relative(path)}: {why}", file=str(path))
     return chain((first,), calls)
 
 
@@ -332,7 +337,7 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 
     def requests(place: int, function: _TracedFunction) -> Iterator[Arrival]:
         def wrong(field: str, what: str) -> ConfigError:
-            where = f"{path}: function {place} ({function.name[:12]}): {field}"
+            where = f"{_relative(path)}: function {place} ({function.name[:12]}): {field}"
             return ConfigError(f"{where}: {what}", file=str(path), key=field)
 
         context, last_s = taken[function.name], 0.0
@@ -362,10 +367,10 @@ def _functions(path: Path) -> list[_TracedFunction]:
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
         at = where.rstrip("`") or "the file"
-        raise ConfigError(f"{path}: {at}: {problem}", file=str(path)) from None
+        raise ConfigError(f"{_relative(path)}: {at}: {problem}", file=str(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if where := describe_invalid_utf8(text):
-            raise ConfigError(f"{path}: {where}", file=str(path)) from None
+            raise ConfigError(f"{_relative(path)}: {where}", file=str(path)) from None
         found = re.search(r"\(byte (\d+)\)", str(error))
         line = text.count(b"\n", 0, int(found[1])) + 1 if found else 1
         raise wrong(path, line, "", f"is not JSON: {error}") from None
