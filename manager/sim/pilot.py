@@ -7,8 +7,7 @@ sources has the whole object. If a source is lost earlier, the bytes that it lac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
@@ -165,16 +164,14 @@ class Fetching:
 _UNLIMITED_BYTES = 1 << 62
 
 
-class PilotSurroundings(Surroundings, Protocol):
+class PilotSurroundings(Surroundings):
     """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of ended pilots. `pilots`: those not ended."""
 
-    busy_s: float
-    warm_s: float
+    pilots: dict[PilotId, SimPilot]
+    busy_s = warm_s = 0.0
 
-    @property
-    def pilots(self) -> Mapping[PilotId, SimPilot]: ...
-
-    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot: ...
+    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        raise NotImplementedError
 
     def pilot_ended(self, pilot: SimPilot) -> None: ...  # The job of the pilot may still run
 

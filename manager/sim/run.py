@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from stoker.chance import Stream
-from stoker.contexts.step_times import StepSeconds, StepTimes
+from stoker.contexts.step_times import StepTimes
 from stoker.errors import StokerError
 from stoker.manager.core import events
 from stoker.manager.core.events import Command, Event
@@ -19,19 +18,14 @@ from stoker.manager.core.reactor import Core
 from stoker.manager.core.report import device_seconds_by_tier
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
-from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
 from stoker.manager.sim.client import Arrival, SimClient
-from stoker.manager.sim.flows import Network, SharedFiles
-from stoker.manager.sim.log import CallsLog, CountedCalls, EachCall, EventLog, TokenTimes, items_of
-from stoker.manager.sim.pilot import SimPilot
-from stoker.manager.sim.runs import CallRun
+from stoker.manager.sim.pilot import PilotSurroundings, SimPilot
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel, World
 from stoker.protocol import to_client, to_manager, to_pilot, wire
 from stoker.protocol.blocks import BlockOrder
-from stoker.protocol.calls import CallSpec
-from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
+from stoker.protocol.ids import ClientId, RecipeKey
 
 _FACTORY = ClientId("factory")
 _EVENTS_PER_REPORT = 20_000
@@ -64,39 +58,18 @@ class RunOutcome(msgspec.Struct, frozen=True):
     mean_batch: float = 0.0
 
 
-class Simulation:
+class Simulation(PilotSurroundings):
     """A world, driven by the core of a session's manager. `counted`: log numbers of calls instead of each call."""
 
     def __init__(
         self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0, counted: bool = False
     ) -> None:
-        self.session = "simulated"
-        self.world = world
-        self.agenda = Agenda()
-        self.network = Network(self.agenda)
-        self.shared = SharedFiles(world.links)
-        self.log = EventLog()
-        self.calls_log: CallsLog = CountedCalls(self.log) if counted else EachCall(self.log)
+        super().__init__(world, seed=seed, counted=counted, honours=policies.honours)
         self.core = Core(self.session, policies, strict=True)
-        self.pilots: dict[PilotId, SimPilot] = {}
-        self.operations_of = {
-            files.name: files.operations for model in world.contexts.values() for files in model.files
-        }
-        self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
-        self.frame_s = world.delays.frame_s + world.delays.message_s  # Until a pilot's message reaches the manager
+        self.pilots = {}
         self.message_s = float(world.delays.message_s)
-        self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
-        self.progress_s = float(world.delays.progress_s)
-        self.gathering: dict[CallId, CallRun] = {}  # By call: its latest run that waits for members of its gang
-        # Hidden from policies: the number of items of calls that end early, and token times of open calls to engines
-        self.really: dict[CallId, int] = {}
-        self.tokens: dict[CallId, TokenTimes] = {}
-        self.honours = policies.honours
-        self.engine_steps = StepCounts()
-        self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
         self._step_times: dict[tuple[int, float], StepTimes] = {}
         self.core_events = 0
-        self.busy_s = self.warm_s = 0.0
         self._made_pilots = 0
         self.client = SimClient(self, arrivals)
         self._batch = {
@@ -212,17 +185,6 @@ class Simulation:
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
         self.handle(events.FromClient(_FACTORY, 0, [update]))
-
-    def items_of(self, spec: CallSpec) -> int:
-        return self.really.get(spec.call) or items_of(spec)
-
-    def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        engine, speed = self.world.contexts[context].engine_on_device_kind(kind), self.world.devices[kind].speed
-        assert engine is not None
-        same = id(engine.times), speed  # models of the same size share one `times` object
-        if same not in self._step_seconds:
-            self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
-        return self._step_seconds[same]
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
         number = self._made_pilots

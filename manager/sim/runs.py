@@ -25,7 +25,7 @@ from stoker.manager.core.events import Event
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
 from stoker.manager.sim.flows import Network, SharedFiles
-from stoker.manager.sim.log import CallsLog, EventLog, LibraryPlace, TokenTimes, items_of
+from stoker.manager.sim.log import CallsLog, CountedCalls, EachCall, EventLog, LibraryPlace, TokenTimes, items_of
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import TICK_S, ContextModel, World
 from stoker.protocol import to_agent
@@ -33,33 +33,46 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, LibraryId
 
 
-class Surroundings(Protocol):
-    """The part of a simulation that libraries and runs use. `items_of` returns a call's actual number of items."""
+class Surroundings:
+    """The part of a simulation that libraries and runs use. Times are in seconds."""
 
-    session: str
-    world: World
-    agenda: Agenda
-    network: Network
-    shared: SharedFiles
-    log: EventLog
-    calls_log: CallsLog
-    operations_of: dict[str, int]
-    chance_of_calls: Stream
-    chance_of_loads: Stream
-    frame_s: float
-    client_gathers_s: float
-    progress_s: float
-    really: dict[CallId, int]
-    tokens: dict[CallId, TokenTimes]
-    honours: frozenset[str]
-    engine_steps: StepCounts
-    gathering: dict[CallId, CallRun]
+    def __init__(self, world: World, *, seed: int, counted: bool, honours: frozenset[str]) -> None:
+        self.session = "simulated"
+        self.world = world
+        self.honours = honours
+        self.agenda = Agenda()
+        self.network = Network(self.agenda)
+        self.shared = SharedFiles(world.links)
+        self.log = EventLog()
+        self.calls_log: CallsLog = CountedCalls(self.log) if counted else EachCall(self.log)
+        self.operations_of = {
+            files.name: files.operations for model in world.contexts.values() for files in model.files
+        }
+        self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
+        self.frame_s = world.delays.frame_s + world.delays.message_s  # Until a pilot's message reaches the manager
+        self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
+        self.progress_s = float(world.delays.progress_s)
+        self.gathering: dict[CallId, CallRun] = {}  # By call: its latest run that waits for members of its gang
+        # Hidden from policies: the number of items of calls that end early, and token times of open calls to engines
+        self.really: dict[CallId, int] = {}
+        self.tokens: dict[CallId, TokenTimes] = {}
+        self.engine_steps = StepCounts()
+        self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
 
-    def handle(self, event: Event) -> None: ...
+    def handle(self, event: Event) -> None:
+        """Pass an event to the manager."""
+        raise NotImplementedError
 
-    def items_of(self, spec: CallSpec) -> int: ...
+    def items_of(self, spec: CallSpec) -> int:
+        return self.really.get(spec.call) or items_of(spec)
 
-    def step_seconds(self, context: str, kind: str) -> StepSeconds: ...
+    def step_seconds(self, context: str, kind: str) -> StepSeconds:
+        engine, speed = self.world.contexts[context].engine_on_device_kind(kind), self.world.devices[kind].speed
+        assert engine is not None
+        same = id(engine.times), speed  # models of the same size share one `times` object
+        if same not in self._step_seconds:
+            self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
+        return self._step_seconds[same]
 
 
 def speedup(size: int, *, efficiency: float) -> float:
