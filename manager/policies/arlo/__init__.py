@@ -6,8 +6,8 @@ Contexts that are in no family (`stoker.family`, `stoker.encoder_family`) use th
 from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.policies.arlo.allocation import ArrivalCounts, RuntimeTimes
 from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, MultiLevelQueue
-from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes
 from stoker.manager.policies.arlo.provisioning import TrackLatency
 from stoker.manager.policies.arlo.residency import AllocateRuntimes
 from stoker.manager.policies.provisioning import KeepBlocks

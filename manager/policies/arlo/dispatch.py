@@ -16,7 +16,7 @@ from stoker.manager.core.deadlines import has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.queues import contexts_serving_group
 from stoker.manager.core.seams import Action, Send, View
-from stoker.manager.policies.arlo.families import (
+from stoker.manager.policies.arlo.allocation import (
     ArrivalCounts,
     RuntimeTimes,
     family_runtimes_shortest_first,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Changes, Provisioning, ReleaseBlock, View, WantBlocks
 from stoker.manager.core.state import Block
-from stoker.manager.policies.arlo.families import is_runtime_variant
+from stoker.manager.policies.arlo.allocation import is_runtime_variant
 from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0

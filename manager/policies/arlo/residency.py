@@ -19,10 +19,12 @@ import msgspec
 from stoker.manager.core.libraries import has_too_many_failed_loads
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Provisioning, Unload, View
-from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
-from stoker.manager.policies.arlo.families import (
+from stoker.manager.policies.arlo.allocation import (
     ArrivalCounts,
+    NotEnoughDevicesError,
+    RuntimeDemand,
     RuntimeTimes,
+    allocate,
     family_runtimes_shortest_first,
     is_runtime_variant,
     uniform_length_call_shares,
