@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol, cast
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice, begin_together
+from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice
 from stoker.manager.sim.flows import Machine, SharedLink, Transfer
-from stoker.manager.sim.log import Happened, LibraryPlace, items_of
-from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, get_or_create_run, planned
+from stoker.manager.sim.log import Happened, items_of
+from stoker.manager.sim.runs import CallRun, RunningLibrary, SoloRun, Surroundings, get_or_create_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.pilot.core.core import PilotCore
@@ -45,34 +43,21 @@ _GB = 1e9
 _REFUSED = -1  # The size that a library reports if its context refuses a resize
 
 
-class SimLibrary:
+class SimLibrary(RunningLibrary):
     """One library on a simulated pilot. Before `start`, the library only occupies its devices."""
 
     def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
+        devices = tuple([pilot.computes[device] for device in ordered.devices])
+        super().__init__(pilot.sim, ordered, devices, kind=pilot.kind, pilot=pilot.number)
         self.pilot = pilot
-        self.sim = pilot.sim
-        self.number = ordered.library
         self.recipe = ordered.recipe
-        self.model = model = pilot.sim.world.contexts[ordered.recipe.name]
-        self.engine = model.engine_on_device_kind(pilot.kind)
-        speed = pilot.sim.world.devices[pilot.kind].speed
-        self.call_s = model.of_kind(model.call_s, pilot.kind) / speed
-        self.item_s = model.of_kind(model.item_s, pilot.kind) / speed
+        self.engine = self.model.engine_on_device_kind(pilot.kind)
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
         """Calls that occupy slots: they run, or wait for their gang."""
-        self.devices = tuple([pilot.computes[device] for device in ordered.devices])
-        self.slots = model.slots_on_device_kind(pilot.kind)
-        self.part = 1 / self.slots  # Share of each device that one call uses
-        self.compute: Callable[..., RunningWork] = partial(begin_together, self.devices)
-        if len(self.devices) == 1:
-            self.compute = self.devices[0].begin
-        self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
-        self._items = self._served = 0
-        self.ordered_at = pilot.sim.agenda.now
-        self.ready_at = math.inf
+        self._served = 0
         self._started_at = 0.0
-        self._stops = self.is_over = False
+        self._stops = False
         self._resizes: deque[int] = deque()  # Sizes in bytes of ordered resizes; the first is in progress
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
@@ -297,11 +282,6 @@ class SimLibrary:
         items = sim.items_of(spec) if sim.really else items_of(spec)
         sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=items)
         self.ended(spec.call, ran_s=ran_s)
-
-    def warm_up(self, items: int) -> int:
-        cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
-        self._items += items
-        return cold
 
     def ended(self, call: CallId, *, ran_s: float) -> None:
         del self.running[call]

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -30,7 +31,8 @@ from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import TICK_S, ContextModel, World
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
-from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_pilot import StartLibrary
 
 
 class Surroundings:
@@ -134,26 +136,37 @@ def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[i
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
 
 
-class RunningLibrary(Protocol):
-    """The process of a library. `compute` starts work on the library's devices."""
+class RunningLibrary:
+    """The process of a library. `compute` starts work on its devices, of each of which a call uses the share `part`."""
 
-    sim: Surroundings
-    number: LibraryId
-    model: ContextModel
-    call_s: float
-    item_s: float
-    devices: tuple[SimulatedDevice, ...]
-    compute: Callable[..., RunningWork]
-    part: float
-    where: LibraryPlace
-    ordered_at: float
-    ready_at: float
-    is_over: bool
-
-    def say(self, message: to_agent.ToAgent) -> None: ...  # Send a message to the pilot
+    def __init__(
+        self, sim: Surroundings, ordered: StartLibrary, devices: tuple[SimulatedDevice, ...], *, kind: str, pilot: int
+    ) -> None:
+        self.sim = sim
+        self.number = ordered.library
+        self.model = model = sim.world.contexts[ordered.recipe.name]
+        speed = sim.world.devices[kind].speed
+        self.call_s = model.of_kind(model.call_s, kind) / speed
+        self.item_s = model.of_kind(model.item_s, kind) / speed
+        self.devices = devices
+        self.compute: Callable[..., RunningWork] = partial(begin_together, devices)
+        if len(devices) == 1:
+            self.compute = devices[0].begin
+        self.slots = model.slots_on_device_kind(kind)
+        self.part = 1 / self.slots
+        self.where = LibraryPlace(ordered.library, pilot, len(ordered.devices))
+        self.ordered_at = sim.agenda.now
+        self.ready_at = math.inf
+        self.is_over = False
+        self._items = 0
 
     def warm_up(self, items: int) -> int:
         """Count `items` more items as begun. Return how many of them take longer because the process is new."""
+        cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
+        self._items += items
+        return cold
+
+    def say(self, message: to_agent.ToAgent) -> None: ...  # Send a message to the pilot
 
     def ended(self, call: CallId, *, ran_s: float) -> None: ...  # End a call on this member; start the next call
 
