@@ -111,24 +111,19 @@ class Criterion(msgspec.Struct, frozen=True):
 
 
 _IN_TIME = Criterion(
-    "in_time",
-    lambda a, b: _percentage_point_difference(a.figures.in_time, b.figures.in_time),
-    "of every 100 deadlines it meets {lead} more",
+    "in_time", lambda a, b: _points(a.figures.in_time, b.figures.in_time), "of every 100 deadlines it meets {lead} more"
 )
 _WAITS = Criterion(
-    WAIT_P95_S,
-    lambda a, b: b.figures.wait_p95_s - a.figures.wait_p95_s,
+    WAIT_P95_S, lambda a, b: b.figures.wait_p95_s - a.figures.wait_p95_s,
     "at the 95th percentile a call waits {lead} s less",
-)
+)  # fmt: skip
 _ITEMS = Criterion(
     ITEMS_PER_S,
-    lambda a, b: _percent_difference(a.figures.items_per_s, b.figures.items_per_s),
+    lambda a, b: _percent(a.figures.items_per_s, b.figures.items_per_s),
     "it does {lead} % more items a second",
 )
 _TIME = Criterion(
-    DONE_AFTER,
-    lambda a, b: _percent_difference(b.outcome.ended_at, a.outcome.ended_at),
-    "{other} takes {lead} % longer",
+    DONE_AFTER, lambda a, b: _percent(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
 )
 
 
@@ -182,11 +177,11 @@ def _speed(run: FinishedRun, against: FinishedRun) -> float | None:
     return run.figures.items_per_s / against.figures.items_per_s if against.figures.items_per_s else None
 
 
-def _percent_difference(one: float, other: float) -> float | None:
+def _percent(one: float, other: float) -> float | None:
     return 100.0 * (one / other - 1.0) if other else None
 
 
-def _percentage_point_difference(one: float | None, other: float | None) -> float | None:
+def _points(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
 
 
