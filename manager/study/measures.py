@@ -66,7 +66,6 @@ class Measures(msgspec.Struct, frozen=True):
     completed: Steps
     devices: Steps
     queue: Steps
-    capacity: Steps
     waits_s: array[float]
     turnarounds_s: array[float]
     held_s: float
@@ -99,7 +98,7 @@ def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
 class _Pass:
     def __init__(self, log: EventLog) -> None:
         self.log = log
-        self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
+        self.completed, self.devices, self.queue = Steps(), Steps(), Steps()
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
         self.left = 0  # Number of calls that have not ended, in logs of counted calls
@@ -116,11 +115,10 @@ class _Pass:
         self.late: dict[int, bool] = {}  # By call with a known outcome: True if the deadline was missed
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}  # Number of devices of each connected pilot
-        self.may_have: dict[int, float] = {}
 
     def result(self, until_s: float | None) -> Measures:
         log = self.log
-        for row in zip(log.what, log.at_s, log.call, log.library, log.pilot, log.block, log.value, strict=True):
+        for row in zip(log.what, log.at_s, log.call, log.library, log.pilot, log.value, strict=True):
             self._event(*row)
         if until_s is not None:
             self.ended_at = until_s
@@ -130,13 +128,13 @@ class _Pass:
         self.late.update((call, True) for call, due_at in self.due.items() if due_at <= self.ended_at)
         return Measures(
             self.began_at, self.ended_at, self.calls, self.failed, len(self.open) + self.left, self.items,
-            self.completed, self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
+            self.completed, self.devices, self.queue, array("d", sorted(self.waits_s)),
             array("d", sorted(self.turnarounds_s)), self.devices.integral(until_s=self.ended_at), self.useful_s,
             self.lost_s, self.loading_s, self.shared_bytes, self.peer_bytes,
             len(self.late), tuple(sorted(call for call, is_late in self.late.items() if is_late)),
         )  # fmt: skip
 
-    def _event(self, what: int, at_s: float, call: int, library: int, pilot: int, block: int, value: float) -> None:
+    def _event(self, what: int, at_s: float, call: int, library: int, pilot: int, value: float) -> None:
         devices = self.devices_of.get(library, 1.0)
         match what:
             case Happened.CALL_CAME:
@@ -175,9 +173,6 @@ class _Pass:
                 self.devices.set(at_s, sum(self.here.values()))
             case Happened.PILOT_WENT if self.here.pop(pilot, None) is not None:  # else it never connected
                 self.devices.set(at_s, sum(self.here.values()))
-            case Happened.CAPACITY:
-                self.may_have[block] = value
-                self.capacity.set(at_s, sum(self.may_have.values()))
             case Happened.BYTES_SHARED:
                 self.shared_bytes += value
             case Happened.BYTES_PEER:
