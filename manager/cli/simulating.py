@@ -17,7 +17,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.folders import working_folder
 from stoker.manager.cli import console
 from stoker.manager.live.session_policies import find
-from stoker.manager.policies.named import SHIPPED
+from stoker.manager.policies import SHIPPED
 from stoker.manager.sim.check import world_warnings
 from stoker.manager.sim.workload import SweepCalls, context_names_of_workload, expand_family_names
 from stoker.manager.study import run_folder

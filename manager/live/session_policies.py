@@ -33,9 +33,8 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.policies import default_policies
+from stoker.manager.policies import Named, default_policies, named
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.protocol.session import SessionFolder

@@ -11,7 +11,7 @@ from core.builders import SESSION, Cluster, Make, devices, recipe
 from stoker.manager.core import actions, blame, events
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
-from stoker.manager.policies.named import named
+from stoker.manager.policies import named
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed

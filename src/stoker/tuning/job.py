@@ -233,7 +233,7 @@ def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None)
     # If the model is not an existing path, it is a name on the model hub.
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
-    return msgspec.structs.replace(job, model=model, data=said)
+    return msgspec.structs.replace(job, model=model, data=data)
 
 
 def digest_job(job: Job, *more: Any) -> str:
