@@ -49,7 +49,7 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 def first_rebound_name(key: str) -> str:
     """Return the first name that a recipe's loader uses and that was rebound after the recipe was created, or ""."""
     known = _made.get(key)
-    return "" if known is None or (loader := known.loader()) is None else known.captured.changed(loader)
+    return known.captured.changed() if known is not None and known.loader() is not None else ""
 
 
 class RecipeFactory:

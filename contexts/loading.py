@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from stoker.contexts.function_code import global_names, imported_member_names, imported_module_names
+from stoker.contexts.function_code import global_names, imports
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
@@ -129,34 +129,29 @@ def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe
     return value
 
 
-_ORDER_FIRST = ("torch", "transformers")
-
-
 def modules_of(loader: Any) -> tuple[str, ...]:
     """Return the installed modules that a loader imports or uses, then its imported names as `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
     code = getattr(loader, "__code__", None)
+    modules, parts = set[str](), set[str]()
     if not isinstance(code, types.CodeType):
-        return _tidy([str(getattr(loader, "__module__", ""))], [])
-    modules = [name.partition(".")[0] for name in imported_module_names(code) if source_of(name) is None]
-    parts = [part for part in sorted(imported_member_names(code)) if source_of(part.partition(":")[0]) is None]
-    for name in sorted(global_names(code) & loader.__globals__.keys()):
-        value = loader.__globals__[name]
-        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if isinstance(home, str) and is_installed(home):
-            modules.append(home.partition(".")[0])
-    return _tidy(modules, parts)
-
-
-def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
-    def wanted(name: str) -> bool:
-        top = name.partition(":")[0].partition(".")[0]
-        return bool(top) and top not in ("stoker", "__main__", *sys.stdlib_module_names)
-
-    tops = sorted({name for name in modules if wanted(name)}, key=lambda name: (name not in _ORDER_FIRST, name))
-    return (*tops, *sorted({name for name in parts if wanted(name)}))
+        modules.add(str(getattr(loader, "__module__", "")))
+    else:
+        for level, module, names in imports(code):
+            if not level and source_of(module) is None:
+                modules.add(module)
+                parts.update(f"{module}:{name}" for name in names)
+        for name in global_names(code) & loader.__globals__.keys():
+            value = loader.__globals__[name]
+            home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+            if isinstance(home, str) and is_installed(home):
+                modules.add(home)
+    left_out = ("", "stoker", "__main__", *sys.stdlib_module_names)
+    tops = {module.partition(".")[0] for module in modules}.difference(left_out)
+    parts = {part for part in parts if part.partition(":")[0].partition(".")[0] in tops}
+    return (*sorted(tops, key=lambda top: (top not in ("torch", "transformers"), top)), *sorted(parts))
 
 
 ANSWER_S = 4

@@ -1,25 +1,19 @@
 """Convert arguments, results, functions and exceptions to bytes. Only libraries and the client unpickle these bytes.
 
-The first byte tells the format:
-
-    0x80    a plain pickle: small values of builtin types, in about a microsecond
-    B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
-    M       a function or loader with its modules: version, length of the table, pickled table, padding, value
+For the formats, see `payload_layout`. A plain pickle of small builtin values takes about a microsecond.
 
 The pickle of a class by value includes the attributes of the class. With `keep_classes`, a class that the program
-already has keeps its attributes, and the attributes from the library are ignored. Threads share a new class as soon as
-its attributes are set.
+already has ignores the attributes from the library. Threads share a new class once its attributes are set.
 """
 
 from __future__ import annotations
 
 import functools
 import io
-import os
+import mmap
 import pickle
 import re
 import signal
-import struct
 import threading
 import traceback
 import weakref
@@ -29,9 +23,17 @@ from typing import Any
 
 from cloudpickle import cloudpickle as _inside
 
-from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name
+from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name, is_plain
 from stoker.contexts.digest import digest_of_code
-from stoker.contexts.payload_layout import PLAIN, Buffer, assemble_payload_parts, split_payload
+from stoker.contexts.payload_layout import (
+    PLAIN,
+    WITH_BUFFERS,
+    WITH_MODULES,
+    Buffer,
+    join_parts,
+    module_table,
+    split_payload,
+)
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed, qualified_class_name
 from stoker.contexts.user_modules import (
@@ -59,11 +61,10 @@ class _ClassUnpickler(pickle.Unpickler):
 
 def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
     identity = parts[-2]
-    if identity is not None:
-        with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
-            found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
-        if found is not None:
-            return found
+    with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
+        found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    if found is not None:
+        return found
     made = make(*parts[:-2], None, parts[-1])
     _unfilled.add(made)  # mark the class before other threads can find it
     return _inside._lookup_class_or_track(identity, made)
@@ -88,37 +89,24 @@ _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
 BIG_BUFFER_BYTES = 16_384
 """Minimum bytes of an out-of-band buffer."""
 
-_ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
 _DEPTH = 4
-_WIDTH = 64
 
 
 def pickle_if_plain(value: Any) -> bytes | None:
-    return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
+    return pickle.dumps(value, 5) if is_plain(value, _DEPTH) else None
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
     """Return the bytes of a value. Raises SerializationError, which names `what` and the unpicklable part."""
-    if _plain(value, _DEPTH):
+    if is_plain(value, _DEPTH):
         return pickle.dumps(value, 5)
-    return _joined(dump_parts(value, what=what), {}, {})
+    return b"".join(dump_parts(value, what=what))
 
 
-def dump_parts(
-    value: Any, *, what: str = "argument", modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
-) -> list[Buffer]:
-    """Return the bytes of `dumps` in parts.
-
-    Names of modules that the value needs are added to `modules`. Classes of the modules `by_name` are pickled by name.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        body = _pickle(value, buffers, modules, by_name)
-    except Exception as error:
-        raise SerializationError(explain(value, error, what=what), what=what) from error
-    if not buffers:
-        return [body]
-    return assemble_payload_parts(body, [buffer.raw() for buffer in buffers])
+def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
+    """Return the bytes of `dumps` in parts."""
+    body, buffers = _pickle(value, what=what)
+    return join_parts(WITH_BUFFERS, body, buffers) if buffers else [body]
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
@@ -127,7 +115,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and exceptions of
     unpickling.
     """
-    body, buffers = (data, None) if data[:1] == PLAIN else split_payload(data)
+    body, *buffers = [data] if data[:1] == PLAIN else split_payload(data)
     if keep_classes and _NAMES_A_CLASS.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
     return pickle.loads(body, buffers=buffers)
@@ -149,38 +137,32 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(handler, "__code__", None)
 
 
-def _plain(value: Any, depth: int) -> bool:
-    kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if depth == 0:
-        return False
-    if kind is tuple or kind is list:
-        if len(value) > _WIDTH:
-            return False
-        for item in value:  # noqa: SIM110  # a generator would take most of the time
-            if type(item) not in _ATOMS and not _plain(item, depth - 1):
-                return False
-        return True
-    if kind is dict:
-        if len(value) > _WIDTH:
-            return False
-        for key, item in value.items():
-            if type(key) not in _ATOMS or (type(item) not in _ATOMS and not _plain(item, depth - 1)):
-                return False
-        return True
-    return False
+def _pickle(
+    value: Any, *, what: str, modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
+) -> tuple[bytes, list[memoryview]]:
+    """Return the pickle of a value, and its buffers.
+
+    Names of modules that the value needs are added to `modules`. Classes of the modules `by_name` are pickled by name.
+    """
+    try:
+        return _pickle_by_value_or_name(value, modules, by_name)
+    except Exception as error:
+        raise SerializationError(explain(value, error, what=what), what=what) from error
 
 
-def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | None, by_name: frozenset[str]) -> bytes:
+def _pickle_by_value_or_name(
+    value: Any, modules: set[str] | None, by_name: frozenset[str]
+) -> tuple[bytes, list[memoryview]]:
+    buffers: list[memoryview] = []
+
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
-            big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
+            raw = buffer.raw()
         except BufferError:  # the buffer is not contiguous
             return True
-        if big:
-            buffers.append(buffer)
-        return not big
+        if raw.nbytes >= BIG_BUFFER_BYTES:
+            buffers.append(raw)
+        return raw.nbytes < BIG_BUFFER_BYTES
 
     def pickled(joined: list[ModuleType], **options: Any) -> tuple[ByValuePickler, bytes]:
         buffers.clear()
@@ -194,7 +176,7 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
 
     try:
         pickler, body = pickled([], by_name=by_name)
-        return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body
+        return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body, buffers
     except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
         raise
     except Exception:
@@ -202,13 +184,11 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
         # can still work: its module is sent, or can be imported on the pilot.
         if not _has_user_code(value):
             raise
-    return pickled([], prefers_names=True)[1]
+    return pickled([], prefers_names=True)[1], buffers
 
 
 def _has_user_code(value: Any) -> bool:
-    parts = [value]
-    if isinstance(value, tuple | list):
-        parts += value
+    parts = (value, *value) if isinstance(value, tuple | list) else (value,)
     homes = {getattr(part, "__module__", None) or type(part).__module__ for part in parts}
     return any(isinstance(home, str) and home != "__main__" and not is_installed(home) for home in homes)
 
@@ -244,22 +224,20 @@ def load_exception(data: Buffer) -> BaseException:
     An exception that cannot be rebuilt or shown becomes a RemoteCallError (Parsl needs the `repr`).
     """
     kind, message, text, body = pickle.loads(data)
-    error: Any = None
+    error: BaseException | None = None
     why = "it could not be pickled in the library"
     if body:
         try:
-            error = _restore_exception_message(message, _rebuild_exception(loads(body, keep_classes=True)))
-            repr(error)
+            found = _restore_exception_message(message, _rebuild_exception(loads(body, keep_classes=True)))
+            repr(found)
+            error = found if isinstance(found, BaseException) else None
         except BaseException as failure:  # user code runs here and may raise SystemExit
             if is_interrupt(failure):
                 raise
             why = f"it cannot be rebuilt here: {type(failure).__name__}: {failure}"
-            error = None
-    if not isinstance(error, BaseException):
-        error = RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
-    found: BaseException = error
-    found.__cause__ = RemoteTraceback(text)
-    return found
+    error = error or RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
+    error.__cause__ = RemoteTraceback(text)
+    return error
 
 
 def _restore_exception_message(message: str, error: Any) -> Any:
@@ -317,10 +295,6 @@ def _rebuild_exception(parts: Any) -> Any:
     return error
 
 
-_HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table
-_ALIGN = 64
-
-
 def dumps_code(
     value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
 ) -> bytes:
@@ -329,12 +303,12 @@ def dumps_code(
     Classes of these modules and of `by_name` are pickled by name. Raises SerializationError, which names `what`.
     """
     names = set[str]()
-    parts = dump_parts(value, what=what, modules=names, by_name=by_name)
+    body, buffers = _pickle(value, what=what, modules=names, by_name=by_name)
     names |= also
     table, stamps = collect_user_modules(names, digest_of_code), linked_package_stamps(names)
     if table:
-        parts = dump_parts(value, what=what, by_name=by_name.union(table))
-    return _joined(parts, table, stamps)
+        body, buffers = _pickle(value, what=what, by_name=by_name.union(table))
+    return _join_with_modules(body, buffers, table, stamps)
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
@@ -346,64 +320,40 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brough
     if plain is not None:
         return plain
     names = set[str]()
-    parts = dump_parts(value, modules=names, by_name=by_name)
+    body, buffers = _pickle(value, what="argument", modules=names, by_name=by_name)
     names -= by_name
     table = collect_user_modules(names, digest_of_code) if names else {}
     if table:
-        parts = dump_parts(value, by_name=by_name.union(table))
+        body, buffers = _pickle(value, what="argument", by_name=by_name.union(table))
         if brought is not None:
             brought.update(table)
-    return _joined(parts, table, {})
+    return _join_with_modules(body, buffers, table, {})
 
 
-def _joined(parts: list[Buffer], table: Table, stamps: Mapping[str, str]) -> bytes:
+def _join_with_modules(body: bytes, buffers: list[memoryview], table: Table, stamps: Mapping[str, str]) -> bytes:
     if table or stamps:
-        packed = pickle.dumps((table, stamps), 5)
-        head = _HEAD.pack(b"M", 1, 0, len(packed)) + packed
-        parts = [head, bytes(-len(head) % _ALIGN), *parts]
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        return b"".join(join_parts(WITH_MODULES, pickle.dumps((table, stamps), 5), [body, *buffers]))
+    return b"".join(join_parts(WITH_BUFFERS, body, buffers)) if buffers else body
 
 
-_names: dict[str, frozenset[str]] = {}
-_MOST_NAMES = 1000
-
-
-def carried_module_names(key: str, data: bytes) -> frozenset[str]:
-    """Return the names of the modules in the bytes of `dumps_code`. `key` identifies the bytes in a cache."""
-    if data[:1] != b"M":
-        return frozenset()
-    known = _names.get(key)
-    if known is None:
-        if len(_names) >= _MOST_NAMES:
-            _names.clear()
-        known = _names[key] = frozenset(_table(data))
-    return known
+@functools.lru_cache(maxsize=256)
+def carried_module_names(data: bytes) -> frozenset[str]:
+    """Return the names of the modules in the bytes of `dumps_code`."""
+    return frozenset(carried_module_versions(data))
 
 
 def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
     """Return module versions by name, from bytes or from a file. Return an empty dict for damaged bytes."""
     try:
-        head = _read_payload_head(data) if isinstance(data, str) else data
-        if head[:1] != b"M":
-            return {}
-        return {str(name): str(version) for name, (_, _, version, _) in _table(head).items()}
+        if isinstance(data, str):
+            with open(data, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                packed = module_table(view)
+        else:
+            packed = module_table(data)
+        table: Table = pickle.loads(packed)[0] if packed else {}
+        return {str(name): str(version) for name, (_, _, version, _) in table.items()}
     except BaseException:  # damaged bytes may be a pickle of any value
         return {}
-
-
-def _table(data: Buffer) -> Table:
-    length = _HEAD.unpack_from(data)[3]
-    table: Table = pickle.loads(memoryview(data)[_HEAD.size : _HEAD.size + length])[0]
-    return table
-
-
-def _read_payload_head(path: str) -> bytes:
-    with open(path, "rb") as file:
-        head = file.read(_HEAD.size)
-        if head[:1] != b"M":
-            return head
-        most = os.fstat(file.fileno()).st_size
-        return head + file.read(min(_HEAD.unpack(head)[3], most))
 
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
@@ -412,18 +362,12 @@ def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any
 
     Raises SerializationError, and exceptions of unpickling.
     """
-    if data[:1] != b"M":
+    if data[:1] != WITH_MODULES:
         under.enter()
         return loads(data), under
-    try:
-        _, version, _, length = _HEAD.unpack_from(data)
-    except struct.error:
-        version = length = 0
-    end = _HEAD.size + length
-    if version != 1 or len(data) <= end:
-        raise SerializationError(f"a function of {len(data)} bytes is damaged or truncated", what="function")
-    modules = CarriedModules(*pickle.loads(memoryview(data)[_HEAD.size : end]))
+    packed, body, *buffers = split_payload(data)
+    modules = CarriedModules(*pickle.loads(packed))
     if under is not NO_MODULES:
         modules = modules.over(under)
     modules.enter()
-    return loads(memoryview(data)[end + -end % _ALIGN :]), modules
+    return pickle.loads(body, buffers=buffers), modules

@@ -144,7 +144,7 @@ class FunctionCache:
                 known = self._known.get(function)
             except TypeError:  # pickle an unhashable function, or one without weak references, every time
                 known = None
-            if known is None or known.captured is None or known.captured.changed(function):
+            if known is None or known.captured is None or known.captured.changed():
                 known = _Pickled(function, {**known.before, **known.blobs} if known is not None else {})
                 with suppress(TypeError):
                     self._known[function] = known
@@ -196,8 +196,7 @@ def _pickle_function(
 
 
 def modules_pickled_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
-    names = carried_module_names(blob.key, blob.blob)
-    return names | carried_module_names(recipe.key, recipe.loader) if recipe.loader else names
+    return carried_module_names(blob.blob) | carried_module_names(recipe.loader)
 
 
 # ---- bytes of arguments

@@ -153,7 +153,7 @@ class PreparedFunction:
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         takes = wants.takes_context
-        by_name = carried_module_names(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
+        by_name = carried_module_names(wants.recipe.loader) if takes else frozenset[str]()
         return self._preparer.cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
     def add_modules_to_pickle(self, modules: set[str]) -> None:
