@@ -1,7 +1,7 @@
 """Read the files of a PEFT adapter without a GPU library: its kind, and whether it fits a base model.
 
 A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is a list of vectors
-that precede the embeddings of the prompt's tokens (arXiv:2104.08691). `stoker tune` writes soft prompts.
+ahead of the prompt's embeddings (arXiv:2104.08691).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNSUPPORTED = {
 }  # fmt: skip
 
 Shapes = dict[str, tuple[int, int]]
-"""Sizes of the input and output of each projection of a layer."""
+"""Input and output sizes of a layer's projections."""
 
 
 class BaseShapes(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """The LoRA of one projection: names of the tensors `down` and `up` in the file, and the factor of their product."""
+    """The LoRA of one projection: names of its two tensors, and the factor of their product."""
 
     layer: int
     projection: str
@@ -53,7 +53,7 @@ class LowRank(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt (LoRA: 0). `shapes`: by tensor."""
+    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt (LoRA: 0)."""
 
     folder: str
     virtual_tokens: int
@@ -65,7 +65,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
-        """Raise ValueError if the adapter belongs to a model of other sizes. `base`: None if the sizes are unknown."""
+        """Raise ValueError if the adapter belongs to a model of other (known) sizes."""
         if base is None:
             return
         found = self.shapes.get(VECTORS)
@@ -88,7 +88,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
-    """Read an adapter's configuration and tensor shapes. Raises ValueError if Stoker cannot serve the adapter."""
+    """Read an adapter's configuration and tensor shapes. Raises ValueError if Stoker cannot serve it."""
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
@@ -112,7 +112,7 @@ def read_adapter_files(folder: str) -> AdapterFiles:
 
 
 def check_adapter(folder: str, *, base: str) -> None:
-    """Raise ValueError if Stoker cannot serve an adapter, or if the adapter does not fit the base model.
+    """Raise ValueError if Stoker cannot serve an adapter, or if it does not fit the base model.
 
     Args:
         folder: Folder of the adapter.
@@ -123,7 +123,7 @@ def check_adapter(folder: str, *, base: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def virtual_tokens(folder: str) -> int:
-    """Return the length of a soft prompt in tokens; 0 for a LoRA. Raises ValueError as `read_adapter_files` does."""
+    """Return the tokens of a soft prompt; 0 for a LoRA. Raises ValueError for an unsuitable adapter."""
     return read_adapter_files(folder).virtual_tokens
 
 

@@ -1,10 +1,8 @@
 """Functions that user code calls inside a library, for example to get the device or to report progress.
 
-The *library* scope is global in the process. The *call* scope is a context variable of each slot. A thread that the
-user's function starts uses the scope of the newest call.
-
-To stop a call, the library calls `CallStop.ask`, which wakes the waiting threads of the call. The functions in which
-these threads wait, and `progress(...)`, then raise `Evicted`.
+The *library* scope is global in the process. The *call* scope is a context variable of each slot; a thread that the
+user's function starts uses the scope of the newest call. `CallStop.ask` wakes the waiting threads of a call, which then
+raise `Evicted`, as `progress(...)` does.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that must stop. Not a subclass of `Exception`, because retry loops catch `Exception`.
+    """Ends a call that must stop. Not an `Exception`, because retry loops catch those.
 
     Args:
         state: Pickled checkpoint of the call.
@@ -39,7 +37,7 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The stop request of one call. The call's threads check the request, and register functions that wake them."""
+    """The stop request of one call, and the functions that wake the call's threads."""
 
     __slots__ = ("_wakes", "asked")
 
@@ -57,7 +55,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Register `wake`. A stop request calls `wake` up to twice, in any thread. `wake` must not block or raise."""
+        """Call `wake` at a stop request: up to twice, in any thread. `wake` must not block or raise."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -86,9 +84,9 @@ def is_caused_by_eviction(error: BaseException) -> bool:
 class Gang:
     """The rank of this process in its gang (the processes that run one call together), from 0 to `size` - 1.
 
-    `rendezvous` is the `host:port` where rank 0 waits for the other ranks. `listener` is the socket of rank 0 at this
-    port. The end of the call closes the socket, unless the function has called `detach`. The port is open to the
-    network, so check on each connection that the peer knows `key`.
+    Rank 0 waits for the other ranks at `rendezvous` (`host:port`) with `listener`, which closes with the call unless
+    the function has called `detach`. The port is open to the network, so check on each connection that the peer knows
+    `key`.
     """
 
     rank: int
@@ -108,43 +106,40 @@ class Gang:
 
 
 class TextSink(Protocol):
-    """Receives the texts of a call that yields texts. Runs in the engine's thread and must not block."""
+    """Receives the texts of a call in the engine's thread. The methods must not block."""
 
     def add(self, text: str) -> bool:
-        """Add a text as the call's next piece. Return False if the client must first acknowledge pieces."""
+        """Add a text as the next piece. Return False if the client must first acknowledge pieces."""
 
     def send(self) -> None:
         """Send the texts of all sinks of the library."""
 
 
 class RelayedTexts(Iterable[str]):
-    """Texts that a function yields as one object. The library sends each text as a piece."""
+    """Texts that a function yields as one object, and the library sends as pieces."""
 
     @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
-        """Pass the texts to a sink.
+        """Pass the texts to a sink. Return an iterator over the texts that the sink does not accept.
 
         Args:
             sink: Receives texts in the engine's thread.
-
-        Returns:
-            An iterator over the texts that the sink does not accept.
         """
 
 
 SeatHook = Callable[[float], Gang]
-"""Takes the maximum seconds to wait for the address of rank 0, and returns the `Gang` of this process."""
+"""Takes the maximum seconds to wait for rank 0, and returns the `Gang` of this process."""
 ALONE = Gang(rank=0, size=1)
 
 
 MOST_STATE_BYTES = 16_000_000
-"""Maximum bytes of a checkpoint, so that it fits into one frame (at most 64 MB)."""
+"""Maximum bytes of a checkpoint, which must fit into one frame."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Takes `done, total, metric, state` (pickled; empty for None), and returns True if the call is evicted."""
+"""Takes `done, total, metric, state` (pickled), and returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""Takes the form of a snapshot, the folder of the snapshot, and the seconds that writing the snapshot took."""
+"""Takes a snapshot's form and folder, and the seconds to write it."""
 
 
 class _ProcessScope(NamedTuple):
@@ -178,7 +173,7 @@ def device() -> str:
 
 
 def devices() -> tuple[str, ...]:
-    """Return the PyTorch names of all devices of this library, numbered from 0. Each CPU device is `cpu`."""
+    """Return the PyTorch names of all devices of this library. Each CPU device is `cpu`."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -186,10 +181,11 @@ def devices() -> tuple[str, ...]:
 
 
 def load_variable_from_serverless(name: str) -> Any:
-    """Return a variable of this library's context. The loader must return a dict.
+    """Return a variable of this library's context, whose loader must return a dict.
 
     Args:
         name: Key of the variable.
+
     Raises:
         StokerError: No context is loaded in this process, or the dict lacks the key.
     """
@@ -213,14 +209,13 @@ def load_variable_from_serverless(name: str) -> Any:
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
     """Report the progress of the running call. Outside of a call, do nothing.
 
-    Raises `stoker.contexts.Evicted` if the call is evicted, cancelled or past its time limit. An evicted call restarts
-    elsewhere with `saved_state()`.
+    Raises `stoker.contexts.Evicted` if the call must stop. An evicted call restarts elsewhere with `saved_state()`.
 
     Args:
         done: Number of finished steps.
         total: Total number of steps; 0 if unknown.
         metric: Quality of the result so far.
-        state: A picklable checkpoint of at most 16 MB, or a function that returns a checkpoint.
+        state: A picklable checkpoint of at most 16 MB, or a function that returns one.
 
     Raises:
         SerializationError: The checkpoint is too large or cannot be pickled.
@@ -244,14 +239,14 @@ def saved_state(default: Any = None) -> Any:
     """Return the checkpoint that this call saved before its eviction.
 
     Args:
-        default: Value to return if the call has no checkpoint.
+        default: Value without a checkpoint.
     """
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return the rank of this process in the gang of the call. Outside of a gang, return rank 0 of 1.
+    """Return the rank of this process in the call's gang; outside of a gang, rank 0 of 1.
 
     Args:
         limit_s: Maximum seconds to wait for the address of rank 0.
@@ -268,16 +263,15 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the first token of the running call is due, and the seconds per later token."""
+    """Return when the call's first token is due, and the seconds per later token."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def current_call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop request of the running call. Outside of a call, return a new `CallStop`.
+    """Return the stop request of the running call; outside of a call, a new one.
 
-    If `own_thread` is False and only one call runs, a thread of the user's function gets the stop request of this
-    call.
+    Unless `own_thread`, a thread of the user's function gets the request of the only running call.
     """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
@@ -302,7 +296,7 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the local path of an object from its cache name. Return any other path unchanged.
+    """Return the local path of an object. Return any other path unchanged.
 
     Args:
         path: A cache name or a path.
@@ -312,7 +306,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def cached_object_name(path: str | os.PathLike[str]) -> str:
-    """Return the cache name of the object at a path, or an empty string."""
+    """Return the cache name of the object at a path, or ""."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 
@@ -323,15 +317,12 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 
 
 def device_memory_bytes() -> int:
-    """Return the declared memory in bytes on each PyTorch device of this library; 0 if undeclared."""
+    """Return the declared bytes on each PyTorch device of this library; 0 if undeclared."""
     return memory_of(_library.device_memory_bytes) if _library is not None else 0
 
 
 def memory_of(device_bytes: int) -> int:
-    """Convert bytes per device of the pilot to bytes per PyTorch device.
-
-    PyTorch treats all CPU devices of a library as one device, `cpu`.
-    """
+    """Convert bytes per device of the pilot to bytes per PyTorch device. All CPU devices are one, `cpu`."""
     names = devices()
     return device_bytes * (len(names) if names[0] == "cpu" else 1)
 
@@ -344,10 +335,9 @@ def enter_library(
     offer: SnapshotHook | None = None,
     device_memory_bytes: int = 0,
 ) -> None:
-    """Set the library scope: first before the loader runs, and again with the loaded context.
+    """Set the library scope: before the loader runs, and again with the loaded context.
 
-    `device`: names of the devices on the pilot (`cuda:3`). `objects`: local paths by cache name and by snapshot form;
-    None keeps the earlier paths.
+    `device`: names on the pilot (`cuda:3`). `objects`: local paths by cache name and snapshot form; None keeps them.
     """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)

@@ -60,11 +60,8 @@ def load_causal_lm(
         path: A local folder or file, or a name on the model hub.
         dtype, snapshot, threads, engine, graphs: As in `causal_lm`.
 
-    Returns:
-        The loaded model.
-
     Raises:
-        ValueError: The engine does not support the model. Exceptions of Transformers are not changed.
+        ValueError: The engine does not support the model.
     """
     from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
@@ -258,7 +255,7 @@ def model_recipe(
 def adapter_loader_arguments(
     adapters: Mapping[str, str | os.PathLike[str]], *, base: str, engine: str
 ) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of `adapted_language_model`. Raises RecipeError if Stoker cannot serve an adapter."""
+    """Return the arguments of `adapted_language_model`. Raises RecipeError."""
     if engine == "static":
         raise RecipeError(
             f"causal_lm(engine={engine!r}, adapters=...): {engine} does not support adapters; leave out the engine",
@@ -291,14 +288,11 @@ def check_graphs(graphs: bool, *, engine: str, devices: int = 1) -> None:
 
 
 def dtype_named(dtype: str, *, what: str) -> str:
-    """Return the full name of a dtype.
+    """Return the full name of a dtype. Raises RecipeError.
 
     Args:
         dtype: A full or short name: `float16` or `fp16`.
         what: Kind of recipe, for the error message.
-
-    Raises:
-        RecipeError: The dtype is unknown.
     """
     found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
@@ -311,7 +305,7 @@ def default_model() -> str:
     """Return the path of SmolLM2-135M-Instruct (Apache-2.0, GGUF) in its Python package.
 
     Raises:
-        RecipeError: The package is not installed. The message has the install command.
+        RecipeError: The package is not installed.
     """
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -1,8 +1,7 @@
 """Compile an encoder's network for one batch shape with torch.compile. On a GPU, the result is a CUDA graph.
 
 One thread compiles and computes, because a CUDA graph belongs to a thread. The compiler's cache folder is stored as a
-snapshot. Other pilots find the snapshot by its *form*, a name made from model, shape, device and versions. A damaged
-snapshot is renamed. A snapshot that was compiled for another machine is replaced.
+snapshot, which other pilots find by its *form*, a name made from model, shape, device and versions.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from stoker.units import show_seconds
 
 
 class TokenRow(NamedTuple):
-    """Token ids of a text or of a pair of texts. `types`: per token, the index of its text (0 or 1); may be empty."""
+    """Token ids of a text or of a pair. `types`: per token, the index of its text; may be empty."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The batch shape of a runtime: number of tokens per text, and number of texts per batch."""
+    """The batch shape of a runtime: tokens per text, and texts per batch."""
 
     length: int
     batch: int = 1
@@ -66,7 +65,7 @@ Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""Inductor settings: no compiler processes after the load, and no precompiled C++ headers in /tmp (150 MB each)."""
+"""Inductor settings: no compiler processes after the load, no precompiled C++ headers in /tmp (150 MB each)."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -76,7 +75,7 @@ class _CompiledCode(NamedTuple, Generic[Made]):
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile` and its origin as text. A snapshot with the name `form` is used if it exists."""
+    """Return the result of `compile` and its origin. Use the snapshot `form` if it exists."""
     if not form:
         return _compile_without_snapshot(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
@@ -188,14 +187,14 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""A function that creates a network's inputs in the computing thread. For tensors created outside of inference mode,
-PyTorch would compile other code.
+"""Creates a network's inputs in the computing thread. For tensors from outside of inference mode, PyTorch would compile
+other code.
 """
 BACKEND: str | Callable[..., Any] = "inductor"
 _ADVICE = "Set TORCH"
 _FORMAT = 1
 _RUNS = 3
-"""Number of runs after compiling: one run warms up a CUDA graph, one records the graph, and one runs the graph."""
+"""Runs after compiling: one warms up a CUDA graph, one records the graph, and one runs it."""
 
 
 class Runtime(Protocol):
@@ -213,9 +212,7 @@ class Runtime(Protocol):
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs the networks in its own thread. `form`: name of the snapshot
-    (empty: no snapshot).
-    """
+    """Compiles networks for inputs of one shape, and runs them in its own thread. `form`: name of the snapshot."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"
@@ -249,7 +246,7 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """Return True if a runtime should be compiled. `auto` means that only runtimes on a GPU are compiled."""
+    """Return True if a runtime should be compiled. `auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 

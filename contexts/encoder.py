@@ -78,8 +78,8 @@ def encoder(
         path: A folder from `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. Or a name on
             the model hub, which the library downloads.
         dtype, threads: As in `stoker.causal_lm`.
-        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A
-            longer text raises InputTooLongError unless it is truncated. 0: no runtime.
+        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A longer text
+            raises InputTooLongError unless it is truncated. 0: no runtime.
         batch: Texts in a batch of the runtime, including padding.
         compiled: `"auto"` compiles a runtime on a GPU and ignores failures. With `True`, a failure fails the load.
         slots: Concurrent calls in one library, whose texts share batches.
@@ -87,8 +87,7 @@ def encoder(
         min_libraries, max_libraries, keep_alive: As in `stoker.context`.
 
     Raises:
-        RecipeError: The path is not a model folder, `length` exceeds the model's limit, or an option of runtimes lacks
-            a `length`.
+        RecipeError: The path is not a model folder, or an option is invalid.
     """
     runtime = _runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
@@ -142,7 +141,7 @@ sys.modules[__name__].__class__ = CallableModule
 
 
 class Family(msgspec.Struct, frozen=True):
-    """The runtimes of one model, shortest first. Made by `family` and `encoder_family`.
+    """The runtimes of one model, shortest first.
 
     `count` returns the number of tokens in a call's first argument. None: each call states its length
     (`features={"input_length": ...}`).
@@ -160,11 +159,11 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Longest input of each runtime in tokens, in ascending order."""
+        """Longest input of each runtime in tokens, ascending."""
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts for an input of `tokens` tokens, shortest first.
+        """Return the contexts for an input, shortest first.
 
         Args:
             tokens: Length of the input.
@@ -191,7 +190,7 @@ def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None
         count: Returns the number of tokens in a call's first argument. None: each call states its length in `features`.
 
     Raises:
-        RecipeError: A runtime is not a recipe, a length is not positive, or the family is empty.
+        RecipeError: A runtime is not a recipe, or a length is not positive.
     """
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):

@@ -2,9 +2,6 @@
 
 An embedding is the mean of the last hidden states (`mean`), or the last hidden state of the first (`cls`) or last token
 (`last`). Padding is masked, so a batch affects results only by rounding.
-
-The profile (Arlo §3.3, Fig. 2) measures the text lengths of an uncompiled encoder in rotation. Thus a slow phase of the
-machine affects all lengths equally.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from stoker.errors import InputTooLongError, RecipeError
 REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Seconds after which a profile stops as soon as each length has `_FEWEST_REPEATS` repeats."""
+"""Seconds after which a profile stops once each length has `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
 
 Told = Callable[[float, float], None]
@@ -134,7 +131,7 @@ def _refuse(lengths: Sequence[int], *, longest: int) -> None:
 
 
 Text = str | tuple[str, str]
-"""A text, or a pair of texts such as a premise and a hypothesis."""
+"""A text, or a pair of texts."""
 _SLOTS = 16
 
 
@@ -155,7 +152,7 @@ class EncoderModel:
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
-        """Cache name of the model's object, or name of the model on the hub."""
+        """Cache name or hub name of the model."""
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
@@ -187,7 +184,7 @@ class EncoderModel:
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """Return the number of concurrent calls in a library. For a runtime, return its batch size (Arlo §3.4).
+        """Return the number of concurrent calls; for a runtime, its batch size (Arlo §3.4).
 
         Args:
             device_memory_bytes: Ignored.
@@ -217,14 +214,14 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """Text that tells where a runtime's compiled code came from; empty if the runtime is not compiled."""
+        """Origin of a runtime's compiled code; empty if it is not compiled."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
         """Compile the network of a runtime. Afterwards the compiler's thread computes batches.
 
         Args:
-            compiler: The compiler. If the compiler fails, the runtime is unchanged.
+            compiler: If it fails, the runtime is unchanged.
         """
         if self.runtime is None:
             raise ValueError(f"{self.name} is not a runtime: a batch of any shape is not compiled")
@@ -243,9 +240,6 @@ class EncoderModel:
         Args:
             lengths: Numbers of tokens, ascending. Empty: `lengths_to_measure`.
             **how: Options of `stoker.contexts.encoding.profile_lengths`.
-
-        Returns:
-            Seconds by length.
 
         Raises:
             RecipeError: The lengths are not ascending, or exceed the model's limit.
@@ -329,10 +323,9 @@ class EncoderModel:
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """Return the probability of each label for each text.
+        """Return the probability of each label for each text. A regression model returns its numbers.
 
-        Probabilities sum to 1, unless the model's config makes labels independent. For a regression model, return its
-        numbers.
+        Probabilities sum to 1, unless the model's config makes labels independent.
 
         Args:
             texts: Texts or pairs of texts.

@@ -1,8 +1,4 @@
-"""Settings of a language model's engine: context length, chat template, and vLLM's engine arguments.
-
-`EngineSettings.check` refuses settings that the engine does not support. The library validates all other aspects when
-it loads the model.
-"""
+"""Settings of a language model's engine. The library validates their values when it loads the model."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ _ELSEWHERE = {
     "model": "path", "dtype": "dtype", "max_model_len": "max_model_len", "tensor_parallel_size": "devices",
     "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
 }  # fmt: skip
-"""Arguments of vLLM that have their own setting in Stoker, with the name of that setting."""
+"""Arguments of vLLM that have their own setting in Stoker."""
 _OWN = frozenset(
     {
         "distributed_executor_backend", "enable_sleep_mode", "max_logprobs", "enable_prompt_embeds", "enable_lora",
@@ -28,8 +24,8 @@ _OWN = frozenset(
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """Settings of an engine. `max_model_len`: maximum tokens of a prompt and its continuation (0: the model's limit).
-    `chat_template`: text of a template (empty: the model's template). `vllm`: engine arguments of vLLM.
+    """Settings of an engine: maximum tokens of a prompt and its continuation (0: the model's limit), text of a chat
+    template (empty: the model's), and engine arguments of vLLM.
     """
 
     max_model_len: int = 0
@@ -37,13 +33,10 @@ class EngineSettings(msgspec.Struct, frozen=True):
     vllm: Mapping[str, Any] = {}
 
     def check(self, *, engine: str) -> None:
-        """Check the settings.
+        """Raise RecipeError if the engine does not support a setting.
 
         Args:
             engine: Name of the engine.
-
-        Raises:
-            RecipeError: The engine does not support a setting.
         """
         length = self.max_model_len
         if isinstance(length, bool) or not isinstance(length, int) or length < 0:
@@ -60,26 +53,20 @@ class EngineSettings(msgspec.Struct, frozen=True):
             raise RecipeError(f'{names}: only vLLM supports this; write engine = "vllm"', option="engine")
 
     def longest(self, models: int) -> int:
-        """Return the maximum number of tokens of a text.
+        """Return the maximum number of tokens of a text. Raises StokerError above the model's limit.
 
         Args:
             models: The model's limit in tokens; 0: unknown.
-
-        Raises:
-            StokerError: `max_model_len` exceeds the model's limit.
         """
         if models and self.max_model_len > models:
             raise StokerError(f"max_model_len = {self.max_model_len} is more than the {models} tokens of the model")
         return self.max_model_len or models
 
     def set_chat_template(self, tokenizer: Any) -> None:
-        """Set the chat template of a tokenizer.
+        """Set the chat template of a tokenizer. Raises StokerError for a syntax error.
 
         Args:
             tokenizer: A tokenizer of Transformers.
-
-        Raises:
-            StokerError: The template has a syntax error.
         """
         if not self.chat_template:
             return
@@ -95,7 +82,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 def check_vllm_arguments(given: Collection[str], known: Collection[str], *, version: str) -> None:
-    """Raise StokerError if `given` contains an argument that vLLM does not have."""
+    """Raise StokerError for an argument that vLLM does not have."""
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

@@ -47,13 +47,13 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 
 
 def first_rebound_name(key: str) -> str:
-    """Return the first name that a recipe's loader uses and that was rebound after the recipe was created, or ""."""
+    """Return the first name of a recipe's loader that was rebound after the recipe was created, or ""."""
     known = _made.get(key)
     return known.captured.changed() if known is not None and known.loader() is not None else ""
 
 
 class RecipeFactory:
-    """A loader decorated with `@context`. A call returns a Recipe. Made by `context`."""
+    """A loader decorated with `@context`. A call returns a Recipe."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -77,7 +77,7 @@ class RecipeFactory:
         return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """Return a factory whose recipes have another name and an unchanged key.
+        """Return a factory whose recipes have another name and the same key.
 
         Args:
             name: The name that `stoker status` shows.
@@ -88,8 +88,7 @@ class RecipeFactory:
         """Return the context loaded in this process, for a test.
 
         Args:
-            *args: Arguments of the loader.
-            **kwargs: Keyword arguments of the loader.
+            *args, **kwargs: Arguments of the loader.
         """
         return self.loader(*args, **kwargs)
 
@@ -133,7 +132,7 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Turn a loader into a factory of recipes. The decorator is used bare (`@context`) or with options.
+    """Turn a loader into a factory of recipes. Use the decorator bare (`@context`) or with options.
 
     Args:
         loader: The function that loads the context, if the decorator is bare.
@@ -149,8 +148,8 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
         preload: Modules that a pilot imports before it forks libraries. Default: imports of the loader.
         awareness: State that is kept after a call: `full`, `disk` or `none`.
         calls_per_library: Calls after which a library ends; 1 if `awareness` is not `full`.
-        min_libraries: Libraries that stay loaded when idle. The key does not cover this option and the next
-            two (docs/options.md). A policy that does not support these options refuses calls.
+        min_libraries: Libraries that stay loaded when idle. This option and the next two are not part of the key; some
+            policies refuse them (docs/options.md).
         max_libraries: Maximum number of loaded libraries.
         keep_alive: Idle time after which a library is unloaded.
 
@@ -177,8 +176,7 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """Return the recipe of an undecorated loader, as in the paper's `parsl_spec = {'context': [load_model, [path],
-    {}]}`.
+    """Return the recipe of an undecorated loader, as in the paper's `parsl_spec`.
 
     Args:
         loader: The function that loads the context.
@@ -198,12 +196,10 @@ def recipe_of(
 
 
 def as_recipe(value: Any) -> Recipe:
-    """Return the recipe of a value given as `context=`.
+    """Return the recipe of a value given as `context=`. Raises RecipeError for other values.
 
     Args:
         value: The value.
-    Raises:
-        RecipeError: The value is not a recipe.
     """
     if isinstance(value, Recipe):
         return value
@@ -283,8 +279,7 @@ def make_recipe(
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError if a value is a context, because the loader would receive the recipe, not the loaded
-    context."""
+    """Raise RecipeError for a context among the arguments: the loader would receive the recipe, not the loaded context."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(

@@ -1,7 +1,6 @@
 """The user's state folder on this machine, and the program's working folder.
 
-The state folder is `$STOKER_HOME`, or else `$XDG_STATE_HOME/stoker`, or else `~/.local/state/stoker`. Nodes may share
-this folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
+Nodes may share the state folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
 Another process sees the program's folder if the path has the same inode, and on the program's machine also the same
 device. On other machines, the file system must also be a shared one, because nodes with the same disk image have equal
@@ -38,7 +37,7 @@ _OF_ONE_MACHINE = frozenset({
     "proc", "sysfs", "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660",
     "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
 })  # fmt: skip
-"""Types of file systems that belong to one machine and are never shared."""
+"""Types of file systems that machines never share."""
 
 
 _MOUNTS = "/proc/self/mountinfo"
@@ -55,7 +54,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """Return the folder at `path` and this process's umask, or None if the path is unreadable or not UTF-8."""
+    """Return the folder at `path` and this process's umask; None for an unreadable path."""
     try:
         whole = os.path.abspath(path)
         whole.encode()
@@ -78,13 +77,10 @@ def is_seen_here(folder: ProgramFolder) -> bool:
 
 
 def may_be_shared(path: Path) -> bool:
-    """True if other machines may see a file or folder.
+    """True if other machines may see a file or folder. Raises OSError.
 
     Args:
         path: The file or folder.
-
-    Raises:
-        OSError: The file or folder is unreadable.
     """
     return _filesystem_type(os.stat(path).st_dev) not in _OF_ONE_MACHINE
 

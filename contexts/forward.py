@@ -1,12 +1,11 @@
 """Run a causal model over rows of token ids that share a prefix, and compute log-likelihoods of labels.
 
 Rows are padded on the right. Except for rounding, a row has equal results in every batch. One forward pass reads a
-prompt and all its labels. A mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
+prompt and all its labels; a mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
 arXiv:2305.09781).
 
 The keys and values (KV) of common prefixes are computed once. The cache keeps the last few prompts. If a new prompt
-begins like a kept prompt, the common part becomes a *shared* prefix, unless one of similar length exists. The least
-recently used shared prefix is dropped first.
+begins like a kept prompt, the common part becomes a *shared* prefix, unless one of similar length exists.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def keep_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep the keys and values of a whole prompt, unless they need more than half of the limit."""
+        """Keep a whole prompt, unless it needs more than half of the limit."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim_to_size_limit()
@@ -155,14 +154,14 @@ class ModelRunner:
         self.model = model
         self.device = next(model.parameters()).device
         self.shares = _has_full_attention_cache(model)
-        """False if no prefix can be cut out of the cache, because of sliding windows or recurrent layers."""
+        """False if no prefix can be cut out of the cache (sliding windows, recurrent layers)."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._trees: bool | None = None
 
     @functools.cached_property
     def token_bytes(self) -> int:
-        """Bytes of a cached token, measured with a short prompt; 0 if the cache does not grow with tokens."""
+        """Measured bytes of a cached token; 0 if the cache does not grow with tokens."""
         if not self.shares:
             return 0
         ids = tuple(range(8))
@@ -210,9 +209,8 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the logits of a row in parts of at most `most` tokens, each with the index of its first token.
-
-        If the model's cache cannot be cut, each part reads the whole row.
+        """Yield the logits of a row in parts, each with its first index. Without `shares`, each part reads the whole
+        row.
         """
         cache = DynamicCache() if self.shares else None
         everything = None if cache is not None or self._few_logits else self.whole([row])[0]

@@ -1,8 +1,8 @@
 """Facts about a function: names in its bytecode, whether it yields, its source lines, and its captured objects.
 
-A pickled value may include the source lines of a notebook's functions (`SourceLines`), because only the notebook's
-process has these lines. `Captured` compares captured objects by identity: if all are immutable, the function's pickle
-stays valid until a name is bound to another object.
+Only a notebook's process has the source lines of its functions, so pickles include them (`SourceLines`). `Captured`
+compares captured objects by identity: if all are immutable, the function's pickle stays valid until a name is bound to
+another object.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def describe_generator(function: Callable[..., Any]) -> str:
-    """Return a description of a generator function or a context manager, or "" for other functions."""
+    """Describe a generator function or a context manager; "" for other functions."""
     if is_generator_function(function):
         return "a generator function (it contains `yield`)"
     found: Any = plain(function)
@@ -166,7 +166,7 @@ _ATOMS = frozenset(map(id, (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
     type(typing.Literal), type(_MISSING),
 )))  # fmt: skip
-"""Ids of classes whose instances are immutable or pickled by name; ids, because a metaclass may define `__hash__`."""
+"""Ids of classes with immutable instances; ids, because a metaclass may define `__hash__`."""
 _GENERIC = frozenset(map(id, (
     types.GenericAlias, types.UnionType, *map(type, (
         typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
@@ -212,7 +212,7 @@ class Captured:
                 self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
     def changed(self) -> str:
-        """Return the first name that was bound to another object after this object was created, or ""."""
+        """Return the first name that was since bound to another object, or ""."""
         for names in self._functions:
             if name := names.changed():
                 return name

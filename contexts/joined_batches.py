@@ -1,8 +1,8 @@
 """Compute rows of many callers in shared batches of similar length.
 
-One caller at a time *leads*. The leader computes batches until its own rows are done. Each batch has the leader's
-longest remaining row and rows of all callers with a similar length (at least about half as long). Then the caller with
-the longest wait leads. No batch is larger than the smallest `batch_size` of its callers.
+One caller at a time *leads*: it computes batches until its own rows are done. Each batch has the leader's longest
+remaining row and rows of all callers that are at least about half as long. Then the caller with the longest wait leads.
+No batch is larger than the smallest `batch_size` of its callers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 _FEW_TOKENS = 16
-"""Two rows can always share a batch if their lengths differ by at most this number of tokens."""
+"""Difference in tokens up to which two rows can always share a batch."""
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """Batches for `compute(kind, rows)`, which returns one result per row. `length`: returns the tokens of a row."""
+    """Batches for `compute(kind, rows)`, which returns one result per row. `length`: tokens of a row."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -53,7 +53,7 @@ class JoinedBatches(Generic[Row, Result]):
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """Return the results of `rows`. Raises the exception of a failed batch, or Evicted if the call must stop."""
+        """Return the results of `rows`. Raises the exception of a failed batch, or Evicted."""
         if not rows:
             return []
         stop = ambient.current_call_stop()

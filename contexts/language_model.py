@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stoker.contexts.inference.vllm_engine import VLLMEngine
 
 _SCORED_AT_ONCE = 8
-"""Number of prompts whose labels are scored between two steps of the batch."""
+"""Prompts whose labels are scored between two steps of the batch."""
 
 
 def _sampling(
@@ -51,7 +51,7 @@ def _sampling(
 
 
 class CausalLM:
-    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
+    """A language model and its tokenizer. Calls of several slots share one batch."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CausalLM:
         self.tokenizer = tokenizer
         self.name, self.origin = name, origin
         self.adapters = dict(adapters or {})
-        """Folders of PEFT adapters by name. Each adapter is loaded at its first use."""
+        """Folders of PEFT adapters by name."""
         self._runner: ModelRunner | None = None
         self._own: VLLMEngine | None = None
         self._steps = StepCollector()
@@ -105,7 +105,7 @@ class CausalLM:
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a prompt and its continuation together; 0 if unknown."""
+        """Maximum tokens of a prompt and its continuation; 0 if unknown."""
         return self._prompts.longest
 
     @property
@@ -134,13 +134,10 @@ class CausalLM:
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Limit the device memory of the model and its cache.
+        """Limit the device memory of the model and its cache. Raises ValueError below the weights.
 
         Args:
             device_memory_bytes: Limit in bytes, including weights.
-
-        Raises:
-            ValueError: The weights exceed the limit.
         """
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
@@ -180,14 +177,11 @@ class CausalLM:
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure the engine's step times.
+        """Measure the engine's step times. Raises RuntimeError while requests run.
 
         Args:
             quick: Take fewer samples.
             told: Receives the finished share, and 1.0 for the total.
-
-        Raises:
-            RuntimeError: Requests are running.
         """
         with self._thread.hold() as engine:
             load = engine.load()
@@ -286,11 +280,7 @@ class CausalLM:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """Reserve the runner of the Transformers model for this thread, without gradients.
-
-        Raises:
-            StokerError: vLLM serves the model.
-        """
+        """Reserve the runner of the Transformers model for this thread. Raises StokerError with vLLM."""
         runner = self._model_runner()
         with self._thread.alone(), torch.inference_mode():
             yield runner

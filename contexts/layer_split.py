@@ -1,7 +1,6 @@
-"""Split a model's layers over several GPUs.
+"""Split a model's layers over several GPUs, which compute one after the other (docs/decisions/094).
 
-Each device has consecutive layers, and the devices compute one after the other (docs/decisions/094). The first device
-also has the embedding, last norm and head, which may share weights.
+The first device also has the embedding, last norm and head, which may share weights.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from transformers import AutoModelForCausalLM
 
 
 def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
-    """Return the device of each part of a causal model, balanced by bytes, for `from_pretrained(device_map=)`.
-
-    Raises ValueError if the model has fewer layers than `devices`.
-    """
+    """Return the device of each part of a causal model, balanced by bytes. Raises ValueError for too few layers."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     path, layers = _layers(model)
@@ -36,7 +32,7 @@ def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
 
 
 def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
-    """Install hooks that move the inputs of each part to its device. The model's inputs and results are on `first`.
+    """Install hooks that move each part's inputs to its device. The model's inputs and results are on `first`.
 
     `from_pretrained` would choose an arbitrary first device.
     """

@@ -2,8 +2,7 @@
 
     <state folder>/encoder-lengths/<digest>.json        one file per model, options and device kind
 
-The chosen lengths minimize the mean latency of the expected texts. A length is omitted if the mean then rises by at
-most `LEAST_GAIN`.
+The chosen lengths minimize the mean latency of the expected texts.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from stoker.errors import RecipeError
 from stoker.whole_files import write_whole
 
 MOST_RUNTIMES = 8
-"""Maximum number of runtimes, as the paper uses for BERT: 512 tokens in steps of 64."""
+"""Maximum number of runtimes, as in the paper for BERT."""
 LEAST_GAIN = 0.05
-"""Minimum share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
+"""Share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
 
 
 class LengthProfile(msgspec.Struct, frozen=True):
@@ -41,7 +40,7 @@ class LengthProfile(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Chosen lengths (ascending), their mean latency, and the mean latency if only the longest length is used."""
+    """Chosen lengths, their mean latency, and the mean latency with only the longest."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -101,14 +100,14 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""Minimum useful difference between two lengths in tokens, because no kernel has a smaller tile."""
+"""Minimum useful difference between two lengths in tokens: no kernel has a smaller tile."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
-"""Longest measured length in tokens for a model without a limit."""
+"""Longest measured length for a model without a limit."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds for a text padded to `tokens` tokens, and the median absolute deviation in seconds."""
+    """Median seconds for a text padded to `tokens` tokens, and the median absolute deviation."""
 
     tokens: int
     seconds: float
@@ -118,8 +117,7 @@ class LengthTime(msgspec.Struct, frozen=True):
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Median times of `repeats` batches with one text per length, shortest first.
 
-    `computed_dtype`, `is_compiled`: effective values of `dtype` and `compiled` on `device`. `measured_at`: seconds
-    since 1970.
+    `computed_dtype`, `is_compiled`: effective values of `dtype` and `compiled`. `measured_at`: seconds since 1970.
     """
 
     lengths: tuple[LengthTime, ...]
@@ -144,9 +142,7 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lengths_to_measure(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the lengths to measure for a model with a limit of `longest` tokens (0 = unlimited): the multiples of
-    `step`, and `longest`. If `step` is 0, there are at most 32 lengths.
-    """
+    """Return the multiples of `step` (0: at most 32 lengths) below a model's limit (0 = unlimited), and the limit."""
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
     return (*range(step, top, step), top)
@@ -182,14 +178,11 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Store the profile of a model for later programs.
+    """Store the profile of a model for later programs. Return the file.
 
     Args:
         path: Folder or hub name of the model.
         profile: Measured times of the model.
-
-    Returns:
-        Path of the written file.
     """
     whole = msgspec.structs.replace(profile, model=_model_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER

@@ -1,8 +1,7 @@
 """Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
-An entry of `preload` is a module (`torch`) or `module:attribute`. Without internet access, `huggingface_hub` retries
-for minutes per file. `HubWatch` reads the log of `huggingface_hub` and switches to local files, as with
-`HF_HUB_OFFLINE=1`.
+Without internet access, `huggingface_hub` retries for minutes per file. `HubWatch` reads its log and switches to local
+files, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ObjectPath(NamedTuple):
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """Return the context of a recipe. Return None for a recipe without a loader.
+    """Return the context of a recipe; None without a loader.
 
     `objects`: local paths by cache name. Raises RecipeError for a missing object.
     """
@@ -61,9 +60,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     """Return the number of concurrent calls of a library: the recipe's number, or the result of the context's method
-    `slots(device_memory_bytes)`, or 1.
-
-    Raises RecipeError if the method returns an invalid number.
+    `slots(device_memory_bytes)`, or 1. Raises RecipeError.
     """
     if recipe.slots:
         return recipe.slots
@@ -80,9 +77,9 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
 
 
 def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
-    """Return the result of the context's method `token_cache`, or None if the context has no such method.
+    """Return the result of the context's method `token_cache`, or None. Raises RecipeError for an invalid result.
 
-    If the context has no `resize(device_memory_bytes)`, the cache is fixed. Raises RecipeError for an invalid result.
+    The cache is fixed if the context has no `resize(device_memory_bytes)`.
     """
     method = getattr(context, "token_cache", None)
     found = method() if callable(method) else None
@@ -99,7 +96,7 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
 
 
 def resize_method_of(context: Any) -> Callable[..., Any] | None:
-    """Return the method `resize` of a context if it has a parameter `device_memory_bytes`, or else None."""
+    """Return a context's method `resize` with a parameter `device_memory_bytes`, or None."""
     method = getattr(context, "resize", None)
     try:
         known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters
@@ -109,7 +106,7 @@ def resize_method_of(context: Any) -> Callable[..., Any] | None:
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001
-    """Return True. A call of this function makes its library load the context (`Session.warm`)."""
+    """A call of this function makes its library load the context (`Session.warm`)."""
     return True
 
 
@@ -130,7 +127,7 @@ def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe
 
 
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return the installed modules that a loader imports or uses, then its imported names as `module:attribute`."""
+    """Return the installed modules that a loader uses, then its imported names as `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
@@ -155,7 +152,7 @@ def modules_of(loader: Any) -> tuple[str, ...]:
 
 
 ANSWER_S = 4
-"""Seconds to wait for the hub's answer about a file, unless the environment sets another limit."""
+"""Seconds to wait for the hub's answer about a file, unless the environment sets a limit."""
 
 _UNREACHABLE = re.compile(
     r"\[Errno (-2|-3|-5|101|111|113)\]|Name or service not known|name resolution|Network is unreachable"
@@ -163,14 +160,14 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _RETRYING = "No local file found. Retrying"
-"""Log message of `huggingface_hub` if the hub does not answer the first request about a file."""
+"""Logged by `huggingface_hub` if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
-"""Maximum seconds to connect to the hub, because a firewall may never answer."""
+"""Maximum seconds to connect to the hub: a firewall may never answer."""
 _REQUESTING = "thrown while requesting"
 
 
 class HubWatch(logging.Handler):
-    """Log handler for `huggingface_hub`. `unreachable`: first log message about an unreachable hub."""
+    """Log handler for `huggingface_hub`. `unreachable`: first message about an unreachable hub."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -1,6 +1,6 @@
 """The manifest of an object: bytes whose digest is the object's name, so that every part can be verified.
 
-For each file, a manifest has the SHA-256 digests of its 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in
+A manifest has the SHA-256 digests of each file's 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in
 BitTorrent). Each field is encoded with its length:
 
     a file      "file" mode size digests
@@ -8,8 +8,8 @@ BitTorrent). Each field is encoded with its length:
                                                                                name "folder"
                                                                                name "link" target
 
-A *piece* consists of consecutive whole parts of at most 4 MiB together, and is sent at once. This module imports only
-the standard library, because the pilot's starter uses it.
+A *piece* is sent at once: consecutive whole parts of at most 4 MiB together. This module imports only the standard
+library, because the pilot's starter uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_BYTES = 512 << 20
 
 _DIGEST_BYTES = 32
 _SLICES = 1024
-"""Maximum number of parts in a piece, so that a piece can be verified quickly."""
+"""Maximum parts of a piece, so that it can be verified quickly."""
 
 
 class EntryKind(enum.Enum):
@@ -35,7 +35,7 @@ class EntryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file, folder or link. `name`: path in the object (empty: the object itself). `parts`: digests of its parts."""
+    """A file, folder or link. `name`: path in the object. `parts`: digests of its parts."""
 
     name: bytes
     kind: EntryKind
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole object: one entry without a name, or all entries below a folder."""
+    """One file without a name, or all entries below a folder."""
 
     kind: EntryKind
     entries: tuple[Entry, ...]
@@ -79,10 +79,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest in `data`.
-
-    Raises ValueError for bytes that `encode` never returns, for example with a path outside of the object.
-    """
+    """Return the manifest in `data`. Raises ValueError, for example for a path outside of the object."""
     fields = _fields(data)
     try:
         kind = EntryKind(next(fields))
@@ -122,7 +119,7 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 
 def pieces(manifest: Manifest) -> list[Piece]:
-    """Return the pieces of an object in order. Each piece joins consecutive parts up to `PART_BYTES`."""
+    """Return the pieces of an object in order."""
     whole: list[Piece] = []
     run: list[Slice] = []
     size = 0

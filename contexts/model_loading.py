@@ -38,9 +38,7 @@ def load_model(
     settings: EngineSettings = _NO_SETTINGS,
     adapters: Mapping[str, str] | None = None,
 ) -> CausalLM:
-    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of the object at
-    `path`. `adapters`: folders of PEFT adapters by name.
-    """
+    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of its object."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -82,7 +80,7 @@ def load_model(
 
 
 def why_vllm(engine: str, *, device: str) -> str:
-    """Return the reason to use vLLM, or "". Raises StokerError if `engine="vllm"` and vLLM cannot be imported."""
+    """Return the reason to use vLLM, or "". Raises StokerError if a wanted vLLM cannot be imported."""
     if engine not in ("auto", "vllm"):
         return ""
     asked = engine == "vllm"

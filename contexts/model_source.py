@@ -1,6 +1,6 @@
 """Facts about a model before it is loaded, for example longest input, pooling, cache size and token counts.
 
-This module imports no GPU library, so that a login node can check a recipe.
+This module imports no GPU library.
 """
 
 from __future__ import annotations
@@ -22,21 +22,18 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""Modules that a pilot imports for every ready-made model, so that all these models share one zygote."""
+"""Modules that a pilot imports for every ready-made model, so that all share one zygote."""
 
 
 class CallableModule(types.ModuleType):
-    """A module that can be called like its function of the same name. A package may bind the name to either of them."""
+    """A module that can be called like its function of the same name, because a package may bind the name to either."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
 def model_source(path: str) -> tuple[str, bool]:
-    """Return the path or hub name to load (the folder of a checkpoint file), and True if the model is local.
-
-    Raises RecipeError if a local path has no model.
-    """
+    """Return the path or hub name to load, and True if the model is local. Raises RecipeError."""
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
@@ -78,7 +75,7 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """Return the model class in an encoder's folder, or "" if the folder may contain another kind of model.
+    """Return the model class in an encoder's folder, or "" for another kind of model.
 
     Args:
         source: The folder.
@@ -89,7 +86,7 @@ def encoder_class(source: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """Return a short name of a model for users: `SmolLM2-135M.Q4_K_M` for `models/SmolLM2-135M.Q4_K_M.gguf`.
+    """Return a short name of a model for users: `SmolLM2-135M.Q4_K_M`.
 
     Args:
         path: Folder or file of the model, or its name on the hub.
@@ -105,12 +102,12 @@ _MOST = 1 << 24
 
 
 def can_split_heads_evenly(source: str, devices: int) -> bool:
-    """Return True if a local model's attention heads are unknown, or can be divided evenly among `devices`."""
+    """True if a model's attention heads are unknown, or divide evenly among `devices`."""
     return _number(read_json_object(source, "config.json"), "num_attention_heads") % devices == 0
 
 
 def check_device_split(source: str, devices: Any, *, engine: str) -> None:
-    """Raise RecipeError if the model in a local folder cannot be split over `devices`."""
+    """Raise RecipeError if a local model cannot be split over `devices`."""
     if type(devices) is not int or devices < 2:
         return  # `Needs` validates the number
     config = read_json_object(source, "config.json")
@@ -126,7 +123,7 @@ def check_device_split(source: str, devices: Any, *, engine: str) -> None:
 
 
 def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model including its cache, if the size of the cache is known."""
+    """Return the needs of a model including its cache, if its size is known."""
     config = read_json_object(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
@@ -191,13 +188,13 @@ class TokenCounter:
         return min(count, self._most) if self._most else count
 
     def encode(self, text: str, *, special: bool = True) -> tuple[list[int], list[str]]:
-        """Return the tokens of a text, and their names in the vocabulary. `special`: True to add special tokens."""
+        """Return the tokens of a text and their names, with special tokens if `special`."""
         with self._lock:
             found = self._opened().encode(text, add_special_tokens=special)
             return list(found.ids), list(found.tokens)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens. Raises ValueError for a token that the vocabulary does not have."""
+        """Return the text of tokens. Raises ValueError for an unknown token."""
         with self._lock:
             tokenizer = self._opened()
             for id in ids:
@@ -259,12 +256,12 @@ _NAMES = {
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 Read = Callable[[str], str | None]
-"""A function that returns the text of a model's file by name, or None if the file is missing."""
+"""Returns the text of a model's file by name, or None."""
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """Facts about a sentence encoder. `pooling`: one of POOLINGS. `longest`: maximum tokens of a text (0: unknown).
-    `trouble`: why Stoker does not support the model's own pooling.
+    """Facts about a sentence encoder. `longest`: maximum tokens of a text (0: unknown). `trouble`: why Stoker does not
+    support the model's own pooling.
     """
 
     pooling: str = "mean"
@@ -310,17 +307,15 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 
 SHORTEST_RUNTIME = 3
-"""Minimum length of a runtime: two tokens that most tokenizers add, and one token of text."""
+"""Minimum length of a runtime: two special tokens and one token of text."""
 _NO_LIMIT = 1_000_000
 """Number above which a tokenizer's limit means no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
-"""Model types whose positions begin after the position of the padding token."""
+"""Model types whose positions begin after the padding token's position."""
 
 
 def max_text_tokens(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """Return the maximum tokens of a text; 0 = unlimited. Models of `_OFFSET_POSITIONS` do not use the positions up to
-    `padding`.
-    """
+    """Return the maximum tokens of a text; 0 = unlimited."""
     if positions and model_type in _OFFSET_POSITIONS:
         positions -= padding + 1
     limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)
@@ -328,7 +323,7 @@ def max_text_tokens(*, model_type: str, positions: int, padding: int, tokenizer:
 
 
 def longest_input(path: str, *, writes: bool = False) -> int:
-    """Return the maximum tokens of a model's input, from its files; 0 if unknown.
+    """Return the maximum tokens of a model's input; 0 if unknown.
 
     Args:
         path: Folder or file of the model.
@@ -345,7 +340,7 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
 
 def read_max_text_tokens(folder: str) -> int:
-    """Return `max_text_tokens` of the model in a folder; 0 for a name on the hub."""
+    """Return `max_text_tokens` of the model in a folder; 0 for a hub name."""
     config, tokenizer = read_json_object(folder, "config.json"), read_json_object(folder, "tokenizer_config.json")
     return max_text_tokens(
         model_type=str(config.get("model_type", "")),

@@ -1,9 +1,9 @@
 """Files and folders as objects, named `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
 The content of a file is its bytes and the owner's execute permission. The content of a folder is its names, files,
-folders and links. A link that leads out of the folder counts as its target. The name of a file's object keeps the
-file's short suffix (`.gguf`). Digests of parts are cached by path, size, mtime, ctime and inode. Digests of files that
-changed within the last two seconds are not cached (as in git).
+folders and links. A link that leads out of the folder counts as its target. A file's object keeps the short suffix
+(`.gguf`). Digests of parts are cached by path, size, mtime, ctime and inode, except of files that changed within the
+last two seconds (as in git).
 
     <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """
@@ -40,9 +40,7 @@ _KEPT_BYTES = 1 << 20
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
-    """Return the object of a file or folder. `memo`: file with cached digests. Raises RecipeError if the path is
-    unreadable.
-    """
+    """Return the object of a file or folder. `memo`: file with cached digests. Raises RecipeError."""
     given = Path(path)
     try:
         real = given.resolve(strict=True)
@@ -72,10 +70,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
-    """Return an object's manifest as bytes: the cached copy, or a new manifest from the source.
-
-    Raises RecipeError if the source is unreadable or was changed.
-    """
+    """Return an object's manifest as bytes. Raises RecipeError if the source is unreadable or was changed."""
     kept = _kept.get(ref.name)
     if kept is not None:
         return kept
@@ -96,7 +91,7 @@ def is_object_name(name: str) -> bool:
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """Return True if the file or folder has the content of `ref`. The whole content is read."""
+    """Read the file or folder; return True if it has the content of `ref`."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_build_manifest(Path(path), nothing)))
@@ -105,7 +100,7 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder to a new `target` with equal digest. Raises OSError, and RecipeError for special files."""
+    """Copy a file or folder to a new `target` with equal digest. Raises OSError, RecipeError."""
     root = Path(source).resolve(strict=True)
     goal = Path(target)
     if root.is_file():
@@ -277,7 +272,7 @@ _FILE = "index.jsonl"
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
     """Publish objects, so that the session's seed process sends them from their sources. Raises OSError.
 
-    Several clients may append concurrently. Therefore an unfinished line gets a line end, and is never cut off.
+    Several clients may append at once. Therefore an unfinished line gets a line end, and is never cut off.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
@@ -292,7 +287,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """The published objects of a session. New lines of the index file are read when an unknown name is looked up."""
+    """The published objects of a session. An unknown name makes it read new lines of the index file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE

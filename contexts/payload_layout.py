@@ -33,7 +33,7 @@ def join_parts(magic: bytes, first: bytes, rest: Sequence[Buffer]) -> list[Buffe
     """Return the parts of a payload with a head, aligned to 64 bytes."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(rest))
     table, parts = [], list[Buffer]()
-    for raw in map(memoryview, (first, *rest)):
+    for raw in (memoryview(part) for part in (first, *rest)):
         gap = -offset % _ALIGN
         offset += gap
         table.append(_ENTRY.pack(offset, raw.nbytes, not raw.readonly))
@@ -43,10 +43,7 @@ def join_parts(magic: bytes, first: bytes, rest: Sequence[Buffer]) -> list[Buffe
 
 
 def split_payload(data: Buffer) -> list[Buffer]:
-    """Return the parts of a payload. Raises SerializationError.
-
-    If `data` is writable, writable parts are views of `data`.
-    """
+    """Return the parts of a payload. Writable parts of writable `data` are views. Raises SerializationError."""
     view = memoryview(data)
     return [_part(view[begin:end], writable=writable) for begin, end, writable in _entries(view)]
 
@@ -58,7 +55,7 @@ def _part(part: memoryview, *, writable: bool) -> Buffer:
 
 
 def module_table(data: Any) -> bytes:
-    """Return the pickled table of modules in a payload (bytes or a mapped file), or b"" without modules."""
+    """Return the pickled table of modules in a payload (bytes or a mapped file), or b""."""
     if data[:1] != WITH_MODULES:
         return b""
     begin, end, _ = _entries(data)[0]
@@ -85,7 +82,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """Return arguments as short text: `(3, name='x')`. `names`: names of the parameters of `args`."""
+    """Return arguments as short text: `(3, name='x')`. `names`: parameters of `args`."""
     shown = zip_longest(names[: len(args)], args, fillvalue="")
     parts = [_short_unless_secret(name, value) for name, value in shown]
     parts += [f"{name}={_short_unless_secret(name, value)}" for name, value in kwargs.items()]
@@ -144,7 +141,7 @@ def _parts(value: Any, *, depth: int) -> Iterator[str]:
 _KNOWN = {
     "_make_function": "function", "_make_skeleton_class": "class", "_frombuffer": "array", "_reconstruct": "array",
 }  # fmt: skip
-"""By name of a function that a pickle calls: the kind of value that the function creates."""
+"""Kind of the value by the name of the function that a pickle calls."""
 
 
 class _StandIn:

@@ -97,7 +97,7 @@ def pickle_if_plain(value: Any) -> bytes | None:
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. Raises SerializationError, which names `what` and the unpicklable part."""
+    """Return the bytes of a value. SerializationError names `what` and the unpicklable part."""
     if is_plain(value, _DEPTH):
         return pickle.dumps(value, 5)
     return b"".join(dump_parts(value, what=what))
@@ -110,7 +110,7 @@ def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """Return the value that `dumps` converted to bytes. If `data` is writable, writable arrays are views of `data`.
+    """Return the value of `dumps`. Writable arrays in writable `data` are views.
 
     With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and exceptions of
     unpickling.
@@ -122,7 +122,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return True if Ctrl-C or a signal handler of the program raised the exception in the main thread."""
+    """Return True if Ctrl-C or a signal handler of the program raised the exception."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -142,7 +142,7 @@ def _pickle(
 ) -> tuple[bytes, list[memoryview]]:
     """Return the pickle of a value, and its buffers.
 
-    Names of modules that the value needs are added to `modules`. Classes of the modules `by_name` are pickled by name.
+    Adds names of needed modules to `modules`. Classes of the modules `by_name` are pickled by name.
     """
     try:
         return _pickle_by_value_or_name(value, modules, by_name)
@@ -205,7 +205,7 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception with its traceback as text. Never raises an exception."""
+    """Return the bytes of an exception with its traceback as text. Never raises."""
     kind = type(error)
     try:
         message = str(error)
@@ -219,7 +219,7 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception that `dump_exception` converted to bytes. The cause of the exception is a RemoteTraceback.
+    """Return the exception of `dump_exception`, caused by a RemoteTraceback.
 
     An exception that cannot be rebuilt or shown becomes a RemoteCallError (Parsl needs the `repr`).
     """
@@ -241,7 +241,7 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _restore_exception_message(message: str, error: Any) -> Any:
-    """Create the exception again if that restores its message, because tblib unpickles without `__init__`."""
+    """Create the exception again if that restores its message: tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -298,9 +298,9 @@ def _rebuild_exception(parts: Any) -> Any:
 def dumps_code(
     value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
 ) -> bytes:
-    """Return the bytes of a value with user functions, of the modules that these import, and of the modules `also`.
+    """Return the bytes of a value, and of the modules that its functions import or `also` names.
 
-    Classes of these modules and of `by_name` are pickled by name. Raises SerializationError, which names `what`.
+    Classes of these modules and of `by_name` are pickled by name. SerializationError names `what`.
     """
     names = set[str]()
     body, buffers = _pickle(value, what=what, modules=names, by_name=by_name)
@@ -343,7 +343,7 @@ def carried_module_names(data: bytes) -> frozenset[str]:
 
 
 def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
-    """Return module versions by name, from bytes or from a file. Return an empty dict for damaged bytes."""
+    """Return module versions by name, from bytes or a file; empty for damaged bytes."""
     try:
         if isinstance(data, str):
             with open(data, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -357,8 +357,7 @@ def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
 
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
-    """Return the value in bytes of `dumps_code`, and its modules combined with `under`. Import statements then find
-    these modules.
+    """Return the value of `dumps_code`, and its modules combined with `under`. Import statements then find these.
 
     Raises SerializationError, and exceptions of unpickling.
     """

@@ -1,7 +1,6 @@
 """Stored measurements: costs of contexts, calls and engine steps; queue waits, lifetimes and counts of a site's pilots.
 
-All sessions share one SQLite file. Each quantity is stored as count, mean and sum of squared deviations (Welford). A
-damaged file is moved aside with a warning.
+All sessions share one SQLite file. Each quantity is stored as count, mean and sum of squared deviations (Welford).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class Measurements:
-    """An SQLite file for several processes and threads. `shape`: a query that fails if the file has other tables.
+    """An SQLite file for several processes and threads. Disk errors are only logged.
 
-    Disk errors are logged and raise no exception.
+    `shape`: a query that fails if the file has other tables.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -113,7 +112,7 @@ class Measurements:
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
-"""Maximum number of rows of each table for one source of blocks."""
+"""Maximum rows of each table for one source of blocks."""
 _TRIM_EVERY = 100
 
 _HISTORY_SCHEMA = """
@@ -151,7 +150,7 @@ class DeviceSet(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Seconds of a block in the queue, and from its start until its first pilot connected."""
+    """Seconds of a block in the queue, and from its start to its first pilot."""
 
     wait_s: float
     boot_s: float
@@ -173,7 +172,7 @@ class PilotCount(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """The recorded queue waits, pilot lifetimes and pilot counts of one source of blocks, oldest first."""
+    """The recorded waits, lifetimes and pilot counts of one source of blocks, oldest first."""
 
     source: str
     waits: tuple[Wait, ...] = ()
@@ -252,7 +251,7 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
 """
 READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
 _ERROR = " error"
-"""Suffix of `stage` in rows with the forecast error of a step-time table."""
+"""Suffix of `stage` in rows with the forecast error."""
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
@@ -310,8 +309,8 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 class Estimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one device kind, in seconds and bytes; 0 = not measured.
 
-    Memory sizes are maxima; times are means with standard deviations. `calls`: number of calls by function. `paces`:
-    seconds per unit of work, by gang size. `speed`: speed relative to the fastest device kind.
+    Memory sizes are maxima; times are means with standard deviations. `calls`: by function. `paces`: seconds per unit
+    of work, by gang size. `speed`: relative to the fastest device kind.
     """
 
     load_s: float = 0.0
@@ -332,7 +331,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe with measured calls of a function, and the time of the newest call."""
+    """A recipe with measured calls of a function, and the newest call's time."""
 
     recipe: str
     kinds: tuple[str, ...]
@@ -370,11 +369,11 @@ class PerformanceStore:
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """Record the seconds that `size` libraries together need for a unit of work."""
+        """Record the seconds of `size` libraries together for a unit of work."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_time_ratio(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:
-        """Record the time of a call on device kind `kind` divided by the time of an equal call on kind `other`."""
+        """Record the time of a call on `kind` divided by its time on `other`."""
         self._add([(recipe_key, kind, "time_ratio", other, ratio)])
 
     def record_step_times(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:

@@ -35,8 +35,7 @@ class TokenText(str):
 
 
 def token_text(text: str, piece: str) -> str:
-    """Return the text of a token: a TokenText for a part of a character. `piece`: name of the token in the
-    vocabulary."""
+    """Return the text of a token: a TokenText for a part of a character. `piece`: the token's name."""
     if piece.startswith(_SPACE) and _SPACE not in text:  # decoders drop a leading space
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
@@ -57,11 +56,11 @@ def _bytes_of(piece: str) -> bytes | None:
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Number of texts per call of a tokenizer. Stop requests are checked between these calls."""
+"""Texts per call of a tokenizer. Stop requests are checked between these calls."""
 
 
 class PromptReader:
-    """A tokenizer, its end tokens, and the model's maximum tokens and vocabulary size (0 = unknown).
+    """A tokenizer, its end tokens, and the model's limits (0 = unknown).
 
     `grammars`: None if the engine compiles grammars itself.
     """
@@ -85,7 +84,7 @@ class PromptReader:
 
     @property
     def chat_template(self) -> str:
-        """The model's chat templates, one after the other; empty without chat templates."""
+        """The model's chat templates, one after the other."""
         found = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
 
@@ -119,7 +118,7 @@ class PromptReader:
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return the token ids of each text. Special tokens are added unless all texts begin with the BOS token."""
+        """Return the token ids of each text. Special tokens are added unless all texts begin with BOS."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -144,7 +143,7 @@ class PromptReader:
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Return the tokens of each label after each prompt. Prompt and label are tokenized together."""
+        """Return the tokens of each label after each prompt, tokenized together."""
         alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
         together = self.encode([prompt + label for prompt in prompts for label in labels])
         found: list[list[Ids]] = []
@@ -172,11 +171,11 @@ _MARKS = frozenset(
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
     }
 )  # fmt: skip
-"""Marks of function calls and of reasoning, which are part of a text even if a tokenizer calls them special."""
+"""Marks of function calls and reasoning: parts of a text even if a tokenizer calls them special."""
 
 
 def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
-    """Return the special tokens that are not part of a text; None if no special token is part of a text."""
+    """Return the special tokens that are not part of a text; None if no special token is."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {id: str(token) for id, token in added.items() if token.special}
     dropped = frozenset(id for id, text in special.items() if text not in _MARKS)
@@ -184,7 +183,7 @@ def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
-    """Return the configured end tokens, or the tokenizer's end token if none are configured."""
+    """Return the configured end tokens, or the tokenizer's end token."""
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

@@ -1,7 +1,4 @@
-"""Read texts with a causal model: mean hidden states, and losses on targets.
-
-Each prompt is computed once for all its samples (`forward`).
-"""
+"""Read texts with a causal model: mean hidden states, and losses on targets."""
 
 from __future__ import annotations
 
@@ -47,10 +44,9 @@ def mean_hidden_states(
 def mean_losses(
     model: CausalLM, prompts: Sequence[Ids], samples: Sequence[tuple[Ids, Ids]], *, batch_size: int = 1
 ) -> list[float]:
-    """Return the mean loss of each prompt over samples, in nats per target token.
+    """Return the mean loss of each prompt (token ids) over samples, in nats per target token.
 
-    Prompts are token ids. A sample is a pair (input, target) that follows the prompt. Raises ValueError for an empty or
-    too long input.
+    A sample is a pair (input, target) that follows the prompt. Raises ValueError.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")

@@ -1,7 +1,4 @@
-"""A recipe: how to load a context, with its files and its needs. This module also has the options of `@context`.
-
-Recipes with equal content have equal keys (`digest`), and therefore share a context.
-"""
+"""A recipe: how to load a context, with its files and its needs. Recipes with equal keys share a context."""
 
 from __future__ import annotations
 
@@ -32,17 +29,17 @@ class Awareness(enum.Enum):
     """The parts of a context that are kept after a call (Pervasive Context Management §4.2)."""
 
     NONE = "none"
-    """No part: each call starts a new interpreter and reads the files from their origin."""
+    """Each call starts a new interpreter and reads the files from their origin."""
     DISK = "disk"
-    """The files: each call starts a new interpreter and reads the files from the pilot's object cache."""
+    """Each call starts a new interpreter and reads the files from the pilot's object cache."""
     FULL = "full"
-    """The loaded context: one library loads it once and runs many calls."""
+    """One library loads the context once and runs many calls."""
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A file or folder named by its content. `source`: path from which the content was read.
+    """A file or folder named by its content, which was read from `source`.
 
-    `inode` and `changed_ns` identify the file; 0 if unknown, or if the file was changed within the last two seconds.
+    `inode` and `changed_ns` identify the file; 0 if unknown, or if it was changed within the last two seconds.
     """
 
     name: str
@@ -70,9 +67,9 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class LibraryLimits(msgspec.Struct, frozen=True):
-    """Limits of a context's libraries: at least `least` and at most `most` libraries are loaded (0 = unlimited).
+    """Limits of a context's loaded libraries (0 = unlimited). They are not part of a recipe's key.
 
-    An idle library is unloaded after `keep_alive_s` seconds. These limits are not part of a recipe's key.
+    An idle library is unloaded after `keep_alive_s` seconds.
     """
 
     least: int = 0
@@ -87,10 +84,9 @@ class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
     `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`,
-    or empty. `preload`: modules that the zygote imports before it forks. `slots`: concurrent calls of a library (0: see
-    `slots_of`). `calls_per_library`: calls after which a library ends (0 = never). `arguments`: arguments of the loader
-    as short text. `longest_input`: maximum tokens of an input (0 = any). `home`: working folder of the program.
-    `named`: cache names of relative paths in `files`.
+    or empty. `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `slots_of`).
+    `calls_per_library`: calls after which a library ends (0 = never). `arguments`: as short text. `longest_input`: in
+    tokens (0 = any). `home`: working folder of the program. `named`: cache names of relative paths in `files`.
     """
 
     key: str

@@ -1,9 +1,8 @@
 """Load a Transformers model, and store a converted copy that loads faster.
 
-A *snapshot* is the output of `save_pretrained` in the dtype of the computation. With a snapshot, a load need not
-dequantize a GGUF file. One process converts the model while other processes wait. A snapshot that fails to load is
-created again. If the disk is full, the model is loaded without a snapshot. Other pilots find a snapshot by its *form*,
-a digest of source and dtype.
+A *snapshot* is the output of `save_pretrained` in the dtype of the computation, so a load need not dequantize a GGUF
+file. One process converts the model while others wait. If the disk is full, the model is loaded without a snapshot.
+Other pilots find a snapshot by its *form*, a digest of source and dtype.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class LoadedParts(NamedTuple):
-    """A model and its tokenizer. `weights`: text on how the weights were loaded."""
+    """A model and its tokenizer. `weights`: how they were loaded."""
 
     model: Any
     tokenizer: Any
@@ -47,7 +46,7 @@ class LoadedParts(NamedTuple):
 def load_parts(
     path: str, *, dtype: Any, devices: tuple[str, ...], snapshot: bool = True, name: str = ""
 ) -> tuple[LoadedParts, str]:
-    """Load the model and its tokenizer, with a snapshot if that is faster. Return the parts and their origin.
+    """Load the model and its tokenizer. Return them and their origin.
 
     The layers are split over several `devices`.
     """
@@ -57,9 +56,9 @@ def load_parts(
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return a folder with the model's safetensors files, and its origin. If needed, convert the model to a snapshot.
+    """Return a folder with the model's safetensors files, and its origin. Convert the model if needed.
 
-    Raises OSError, and exceptions of Transformers for an unreadable model.
+    Raises OSError, and exceptions of Transformers.
     """
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
@@ -94,8 +93,7 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Create the folder `place` atomically: `write` fills a draft folder, which is then renamed. Return True if this
-    process created the folder.
+    """Create the folder `place` atomically from a draft that `write` fills. Return True if this process created it.
 
     `made_s`: creation seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
     """
@@ -167,7 +165,7 @@ def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], n
 
 
 def snapshot_creation_seconds(place: Path) -> float | None:
-    """Return the seconds that the creation of a snapshot took, or None if the snapshot does not exist."""
+    """Return the seconds that the creation of a snapshot took; None without a snapshot."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
@@ -199,7 +197,7 @@ def _read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Correct special tokens. Transformers 5.17 sets a wrong end token for a GGUF file of SmolLM2."""
+    """Transformers 5.17 sets a wrong end token for a GGUF file of SmolLM2."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:

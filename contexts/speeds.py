@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 SAME = 1.1
-"""Two device kinds count as equally fast if their times differ by less than this factor."""
+"""Factor between the times of two device kinds below which they count as equally fast."""
 
 Pair = tuple[str, str]
 
@@ -14,8 +14,8 @@ Pair = tuple[str, str]
 def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
     """Return the speed of each kind relative to the fastest kind; empty if all kinds are equally fast.
 
-    The pair with the largest weight is first. Each other kind joins by its pair with the largest weight, so a speed
-    never depends on two contradictory ratios. Kinds without a chain of pairs to the first pair have no speed.
+    Each kind joins by its pair with the largest weight, so a speed never depends on two contradictory ratios. Kinds
+    without a chain of pairs to the first pair have no speed.
 
     Args:
         ratios: Seconds of the first kind divided by seconds of the second, and the weight of this ratio, by pair.

@@ -1,8 +1,8 @@
 """Seconds of an engine's step, by the number of tokens read and the mean number of tokens attended to.
 
 SLINFER (§VI-B) measures prefill by prompt length, and decode by batch size and mean length, at powers of two, and
-interpolates linearly. Stoker's table of prefill times also has two dimensions, because a step may read a part of a
-prompt. Stoker's engine computes attention over all rows of one size, up to the longest row (`padded_length`).
+interpolates linearly. Stoker's prefill times also have two dimensions, because a step may read a part of a prompt. Its
+engine computes attention over all rows of one size, up to the longest row (`padded_length`).
 
 A *cell* contains the samples that are nearest to the same powers of two.
 """
@@ -17,17 +17,17 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Maximum sample count of a cell. Each later sample moves the cell's mean by 1/200 of the difference."""
+"""Maximum sample count of a cell, so that later samples still move its mean."""
 MOST_CELLS = 512
-"""Maximum number of cells for prefill or for decode: 16 powers of two of tokens by 32 of lengths."""
+"""Maximum cells of a table: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _RELIABLE_COUNT = 4
 _OUTLIER = 3.0
-"""A step counts with at most this multiple of its forecast, because something disturbed a longer step."""
+"""Multiple of its forecast up to which a step counts: something disturbed a longer step."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that read `tokens` tokens. Each token attended to `length` tokens on average."""
+    """A step that read `tokens` tokens, each of which attended to `length` tokens on average."""
 
     prefill: bool
     tokens: float
@@ -93,7 +93,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, prefill=prefill, decode=decode)
 
     def is_sound(self) -> bool:
-        """Return True if no number is negative or too large to be a measurement."""
+        """Return True if no number is negative or too large for a measurement."""
         cells = (*self.prefill, *self.decode)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         errors = [self.prefill_error, self.decode_error]
@@ -265,15 +265,14 @@ def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
 
 
 def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of attended tokens. `reads`: first token's index and number of tokens of each read."""
+    """Return the mean number of attended tokens. `reads`: first token's index and number of tokens."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that the continuous engine computes for rows given as (reserved size, length).
-
-    Each row counts with the length of the longest row of its size.
+    """Return the mean length that the continuous engine computes for rows of (reserved size, length): each row counts
+    with the longest row of its size.
     """
     found: dict[int, list[float]] = {}
     for size, length in rows:
@@ -297,7 +296,7 @@ def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """The result of a profiler. `left_out`: number of samples that were skipped for lack of memory or time."""
+    """The result of a profiler. `left_out`: samples skipped for lack of memory or time."""
 
     times: StepTimes
     engine: str
@@ -308,7 +307,7 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 _LEAST = 1.0
 _FAR = 65_536.0
-"""Number of tokens by which the last straight line extends beyond the last cell."""
+"""Tokens by which the last straight line extends beyond the last cell."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
 """Maximum number of cached prompt lengths. Workloads have fewer lengths."""
@@ -317,7 +316,7 @@ _KEPT_PREFILLS = 32_768
 class StepSeconds:
     """Step times for simulators: the seconds of a constant table, multiplied by `factor`.
 
-    For each batch size, straight lines replace the table at lengths where the table is linear.
+    Per batch size, straight lines replace the table where it is linear.
     """
 
     def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
@@ -325,9 +324,9 @@ class StepSeconds:
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """Cached prefill seconds, because a policy asks repeatedly about the same waiting call."""
+        """Cached, because a policy asks repeatedly about the same waiting call."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
-        """By batch size: the seconds at each length, and the slope after that length (None if not linear)."""
+        """By batch size: the seconds at each length, and the slope after it (None if not linear)."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
         known = self._prefills.get((tokens, length))
@@ -339,8 +338,9 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` consecutive decode steps of `rows` requests. In each step, the mean length
-        `length` grows by one token. Raises LookupError without samples.
+        """Return the seconds of `count` decode steps of `rows` requests. The mean length grows by one token per step.
+
+        Raises LookupError without samples.
         """
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)

@@ -1,8 +1,8 @@
 """Load a Transformers model onto a GPU: stream weights from safetensors files into device tensors.
 
-Several threads read the files into pinned buffers and copy the buffers asynchronously. Other dtypes are converted on
-the device (docs/decisions/092). Transformers then creates the model around the tensors. If streaming fails,
-Transformers reads the weights.
+Several threads read the files into pinned buffers and copy these asynchronously. Other dtypes are converted on the
+device (docs/decisions/092). Transformers then creates the model around the tensors; if streaming fails, it reads the
+weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DTYPES = {
 }  # fmt: skip
 _MOST_HEADER_BYTES = 100_000_000
 BUFFER_BYTES = 8 << 20
-"""Size of a pinned buffer in bytes. A large buffer would delay the first copy."""
+"""Bytes of a pinned buffer. A large buffer would delay the first copy."""
 _BUFFERS = 2
 _MOST_READERS = 8
 
@@ -70,9 +70,7 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors in a folder's safetensors files. Raises OSError, and ValueError for a damaged file or an
-    unknown dtype.
-    """
+    """Return the tensors in a folder's safetensors files. Raises OSError, ValueError."""
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _read_tensor_entries(single)
@@ -132,10 +130,10 @@ class WeightStream:
         readers: int = 0,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Prepare a stream. The stream starts when the `with` block is entered.
+        """Prepare a stream.
 
-        `dtype`: dtype of floating-point weights (None: as in the file). `readers`: number of threads (0: one per core,
-        from 2 to 8). `buffer_bytes`: size of a buffer, a multiple of 16. Each thread has two buffers.
+        `dtype`: dtype of floating-point weights (None: as in the file). `readers`: threads with two buffers each (0:
+        one per core, from 2 to 8). `buffer_bytes`: a multiple of 16.
         """
         self.size_bytes = sum(each.size_bytes for each in stored)
         self.seconds = 0.0
@@ -159,7 +157,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights, and return the tensors by name. Later calls return an empty dictionary."""
+        """Wait for the weights, and return the tensors by name, once."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -241,7 +239,7 @@ class WeightStream:
 
 
 class Staging:
-    """Two buffers of one thread, and the CUDA stream that copies the buffers."""
+    """Two buffers of one thread, and the CUDA stream that copies them."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -298,7 +296,7 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` with the bytes of a file from byte `start`. Raises OSError if the file is too short."""
+    """Fill `into` with the bytes of a file from byte `start`. Raises OSError for a short file."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -329,14 +327,13 @@ BY_TRANSFORMERS = "weights by Transformers"
 
 
 class UnusualModelError(Exception):
-    """Raised for a model whose weights cannot be streamed. The message states the reason."""
+    """Raised for a model whose weights cannot be streamed."""
 
 
 class StreamedWeights:
-    """The weights of a model, streamed during a `with` block."""
+    """The weights of a model, streamed during a `with` block. A causal model is split over several `devices`."""
 
     def __init__(self, place: str, *, dtype: Any, devices: tuple[str, ...], **more: Any) -> None:
-        """Prepare the load. A causal model is split over several `devices`."""
         self._place = place
         self._dtype = dtype
         self._devices = devices
@@ -346,7 +343,7 @@ class StreamedWeights:
         self._map: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
-        """Origin of the weights as text; empty on a CPU, where the weights are memory-mapped from the file."""
+        """Origin of the weights; empty on a CPU, where they are memory-mapped."""
 
     def __enter__(self) -> StreamedWeights:
         if len(self._devices) > 1:
@@ -439,7 +436,7 @@ class StreamedWeights:
 
 
 def streams_to(device: str) -> bool:
-    """Return True for a GPU. On a CPU, memory-mapping the file is faster."""
+    """True for a GPU. On a CPU, memory-mapping the file is faster."""
     return device.startswith("cuda")
 
 
@@ -468,7 +465,7 @@ def _skip_allocator_warmup() -> Iterator[None]:
 
 
 def computation_dtype(dtype: str, *, path: str, device: str) -> Any:
-    """Return the dtype of the computation. `auto`: float32 on a CPU, the model's dtype on a GPU (bfloat16 for GGUF)."""
+    """Return the dtype of the computation. `auto`: float32 on a CPU, the model's dtype on a GPU."""
     if dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":

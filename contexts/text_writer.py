@@ -1,4 +1,4 @@
-"""Write texts with a language model. Each prompt becomes an engine request, whose tokens the caller's thread awaits."""
+"""Write texts with a language model. Each prompt becomes an engine request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stoker.contexts.prompts import PromptReader
 Prompt = str | Sequence[int]
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: text, log-likelihood (None for the first token of a prompt), and the likeliest tokens with their
-log-likelihoods. The text of a part of a character is a `prompts.TokenText`.
+"""Per token: text, log-likelihood (None for the first of a prompt), and the likeliest tokens with theirs. The text of a
+part of a character is a `prompts.TokenText`.
 """
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The text that a model wrote after a prompt. `finish_reason`: `stop`, or `length` if the text was cut."""
+    """The text after a prompt. `finish_reason`: `stop`, or `length` if the text was cut."""
 
     text: str
     finish_reason: str
@@ -34,7 +34,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """A new token of a streamed completion. `text` may be empty. Only the first token has `prompt_logprobs`."""
+    """A new token of a streamed completion. Only the first has `prompt_logprobs`."""
 
     text: str
     finish_reason: str = ""
@@ -61,7 +61,7 @@ class CompletionStream(Iterator[CompletionToken]):
 
 
 class CompletionTexts(ambient.RelayedTexts):
-    """The texts of a completion. After the last text, `finish_reason` and `tokens` describe the whole completion."""
+    """The texts of a completion. After the last, `finish_reason` and `tokens` describe the whole."""
 
     def __init__(self, submit: Callable[[ambient.TextSink | None], Generation]) -> None:
         self._submit = submit
@@ -72,7 +72,7 @@ class CompletionTexts(ambient.RelayedTexts):
         return self._read(None)
 
     def send_to(self, sink: ambient.TextSink) -> Generator[str, None, None]:
-        """Pass the texts to `sink` in the engine's thread. Yield the texts that the sink does not accept."""
+        """Pass the texts to `sink` in the engine's thread. Yield the texts that it does not accept."""
         return self._read(sink)
 
     def _read(self, sink: ambient.TextSink | None) -> Generator[str, None, None]:
@@ -95,7 +95,7 @@ class TextWriter:
     def write(
         self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
     ) -> list[str]:
-        """Return the texts of `CausalLM.generate`. The seed in `sampling` is ignored."""
+        """Return the texts of `CausalLM.generate`, with `seed` instead of the sampling's seed."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         self._prompts.texts().prepare(sampling)
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])
@@ -193,7 +193,7 @@ class TextWriter:
 
 
 def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order of submission: longest first, so that a too long prompt fails before other texts are written."""
+    """Order prompts longest first, so that a too long prompt fails before other texts are written."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     order = list(range(len(rows)))

@@ -1,20 +1,18 @@
 """The user's own modules that functions import. The program reads their sources, and libraries import these sources.
 
 The `version` of a module is the digest of its code, its packages and its imports. Linked packages (`pip install -e`)
-are sent by name with a *stamp*, a digest of the sizes and times of their files. If a library has imported a package
-with another stamp, the library imports the package again.
+are sent by name with a *stamp*, a digest of the sizes and times of their files. A library imports a package again if
+its stamp has changed.
 
-In a library, import statements find sent modules before modules on the search path. A process has one version of a
-module at a time. If a call needs another version, `before_replacing` is called first, and may end the library.
-Otherwise the module is imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a
-function finds only the modules sent with it. If a call replaces a module of the context, later calls get the context's
-module back as the same object.
+In a library, import statements find sent modules first. A process has one version of a module at a time. If a call
+needs another version, `before_replacing` may end the library. Otherwise the module is imported and functions are
+unpickled again (`count_replaced`). If calls run one at a time, a function finds only the modules sent with it. After a
+call has replaced a module of the context, later calls get the same module object back.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,6 +23,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.machinery import ModuleSpec
 from importlib.readers import FileReader
@@ -38,7 +37,7 @@ from stoker.units import show_bytes
 logger = logging.getLogger("stoker.captured")
 
 MOST_BYTES = 8_000_000
-"""Maximum bytes of sent sources. Above this limit, libraries import the modules from their search path."""
+"""Maximum bytes of sent sources. Above it, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
 """Modules by dotted name: file, True for a package, version, source."""
@@ -52,7 +51,7 @@ class _Read(NamedTuple):
 
 
 def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[str]:
-    """Return dotted names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
+    """Return the names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
         base = module
@@ -70,24 +69,18 @@ def relative_import_package(name: str, *, is_package: bool) -> str:
 
 
 def modules_imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
-    return {
-        name
-        for function in functions
-        for name in module_names_imported_by(function.__code__, package_of_function(function))
-    }
+    return set().union(*(module_names_imported_by(each.__code__, package_of_function(each)) for each in functions))
 
 
 def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's modules among `names`, and their imports. Above MOST_BYTES, warn and return an empty table."""
+    """Return the user's modules among `names`, and their imports. Above MOST_BYTES, return an empty table."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
         name = waiting.pop()
         source = source_of(name) if name not in below else None
-        if source is None:
-            continue
-        found = _read(source, name, digest)
-        if found is None:
+        found = _read(source, name, digest) if source is not None else None
+        if source is None or found is None:
             continue
         read[name] = source, found
         below[name] = set(found.imported) | set(_module_and_parent_names(name))
@@ -126,8 +119,7 @@ def _read(source: ModuleSource, name: str, digest: Callable[[types.CodeType], st
     if known is not None and known.stamp == stamp:
         return known
     data = _bytes_of(source)
-    code = _compiled(data, source.file) if data is not None else None
-    if data is None or code is None:
+    if data is None or (code := _compiled(data, source.file)) is None:
         return None
     imported = module_names_imported_by(code, relative_import_package(name, is_package=source.is_package))
     place = source.file if may_read_own_files(code) else ""
@@ -179,7 +171,6 @@ def _module_and_parent_names(name: str) -> Iterator[str]:
 
 _FRESH_S = 0.2
 """Seconds for which a computed stamp is valid."""
-_MOST_FILES = 20_000
 _stamps: dict[str, tuple[float, str]] = {}
 
 
@@ -198,38 +189,29 @@ def linked_package_stamp(name: str) -> str:
 def linked_package_stamps(names: Iterable[str] = ()) -> dict[str, str]:
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
-    return {
-        top: linked_package_stamp(top) for top in sorted(filter(is_linked_package, tops)) if linked_package_stamp(top)
-    }
+    return {top: stamp for top in sorted(tops) if (stamp := linked_package_stamp(top))}
 
 
 def _stamp(place: str) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for file in _source_files(place):
-        try:
+        with suppress(OSError):
             status = os.stat(file)
-        except OSError:
-            continue
-        digest.update(
-            f"{os.path.relpath(file, place)} {status.st_size} {status.st_mtime_ns}\n".encode(errors="replace")
-        )
+            line = f"{os.path.relpath(file, place)} {status.st_size} {status.st_mtime_ns}\n"
+            digest.update(line.encode(errors="replace"))
     return digest.hexdigest()
 
 
-def _source_files(place: str) -> list[str]:
+def _source_files(place: str) -> Iterator[str]:
     if not os.path.isdir(place):
-        return [place]
-    found: list[str] = []
+        yield place
     for folder, folders, files in os.walk(place):
         folders[:] = sorted(each for each in folders if not each.startswith((".", "__pycache__")))
-        found += [os.path.join(folder, file) for file in sorted(files) if file.endswith((".py", ".so"))]
-        if len(found) > _MOST_FILES:
-            break
-    return found
+        yield from (os.path.join(folder, file) for file in sorted(files) if file.endswith((".py", ".so")))
 
 
 class CarriedModules:
-    """The modules of one function or loader, and the `stamps` of its linked packages."""
+    """The modules of one function or loader, and the stamps of its linked packages."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
         self._stamps = stamps
@@ -240,13 +222,13 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Make import statements find these modules, and also the context's modules with other names."""
+        """Make import statements find these modules, and the context's modules with other names."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
 
     def over(self, other: CarriedModules) -> CarriedModules:
-        """Return these modules combined with `other`. These modules replace modules of the same name in `other`."""
+        """Return these modules and those of `other` that have other names."""
         both = CarriedModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
@@ -265,10 +247,8 @@ class CarriedModules:
             if (wanted[name].version != carried.version if name in wanted else before_replacing is not None)
         }
         replaced = [name for name in leaving if name in wanted and is_imported_from_sent_source(name)]
-        others = [
-            *((name, known[name]) for name in replaced),
-            *((name, carried) for (name, _), (carried, _) in hidden.items()),
-        ]
+        others = [(name, known[name]) for name in replaced]
+        others += [(name, carried) for (name, _), (carried, _) in hidden.items()]
         if before_replacing is not None and any(
             name in wanted and carried.is_imported and carried.version != wanted[name].version
             and not _has_context_version(name, carried) and not _has_context_version(name, wanted[name])
@@ -276,7 +256,7 @@ class CarriedModules:
         ):  # fmt: skip
             before_replacing()
         _finder.count_replaced += bool(replaced)
-        elsewhere = [name for name in wanted if name in sys.modules and not _is_sent_module(name)]
+        elsewhere = [name for name in wanted if name in sys.modules and not is_imported_from_sent_source(name)]
         packages = {name.partition(".")[0] for name in (*leaving, *elsewhere)}
         imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
         for name in elsewhere:
@@ -299,7 +279,8 @@ class CarriedModules:
             names[last] = back[name]
         if new or leaving:
             _finder.count_changes += 1
-            _finder.install()
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
         self._entered_at = _finder.count_changes
 
     def _forget_edited_packages(self) -> None:
@@ -311,9 +292,9 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Function that is called before another version replaces a module, unless the context has the module."""
+"""Called before another version replaces a module, unless the context has that version."""
 _imported_at: dict[str, str] = {}
-"""Stamps of linked packages at the time of their import in this process, if known."""
+"""Stamps of linked packages at their import in this process, if known."""
 
 
 def count_replaced() -> int:
@@ -325,11 +306,7 @@ def context_module_versions() -> Mapping[str, str]:
 
 
 def is_imported_from_sent_source(name: str) -> bool:
-    return name in sys.modules and _is_sent_module(name)
-
-
-def _is_sent_module(name: str) -> bool:
-    carried = _finder.known.get(name)
+    carried = _finder.known.get(name) if name in sys.modules else None
     return carried is not None and carried.is_imported
 
 
@@ -346,14 +323,10 @@ class _Carried(importlib.abc.ExecutionLoader):
         self.is_imported = False
         self._is_package = is_package
 
-    def spec(self, name: str) -> ModuleSpec:
-        places = None
-        if self._is_package:
-            is_folder = not self.path.endswith(".py")
-            places = [self.path if is_folder else os.path.dirname(self.path)]
-        return importlib.util.spec_from_file_location(  # type: ignore[return-value]  # never None with a loader
-            name, self.path, loader=self, submodule_search_locations=places
-        )
+    def spec(self, name: str) -> ModuleSpec | None:
+        folder = os.path.dirname(self.path) if self.path.endswith(".py") else self.path
+        places = [folder] if self._is_package else None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self, submodule_search_locations=places)
 
     def exec_module(self, module: ModuleType) -> None:
         self.is_imported = True
@@ -385,15 +358,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.known: dict[str, _Carried] = {}
         """Sent modules by name, in the version of the last call that sent them."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """Modules that a later call may need, by name and version, with their submodules: modules of other functions,
-        and replaced modules of the context.
-        """
+        """By name and version: modules that a later call may need, with their submodules."""
         self.count_changes = 0
         self.count_replaced = 0
-
-    def install(self) -> None:
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
 
     def clear(self) -> None:
         for name in [name for name in self.known if is_imported_from_sent_source(name)]:
@@ -403,12 +370,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.context = NO_MODULES
         self.count_changes += 1
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
         carried = self.known.get(fullname)
         return carried.spec(fullname) if carried is not None else None
 

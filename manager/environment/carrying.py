@@ -1,24 +1,20 @@
 """The archives of this environment, and the folder for nodes that lack the environment or its file system.
 
-A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter
-is copied with the job, unless the site names an interpreter on its compute nodes.
-
-An archive is a gzipped tar file whose bytes depend only on its members.
+A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter is
+copied with the job, unless the site names an interpreter. The bytes of an archive depend only on its members.
 
     <session>/carried/<site>/session/
         start.sh             the job's program: finds a Python, or unpacks base.tar.gz
         start.pyz            `stoker.pilot.starter`: fetches the packages and becomes the pilot
         environment.json     the archives (`Packed`)
         python               the name of the interpreter on compute nodes, or empty
-        base.tar.gz          the interpreter, unless the site names an interpreter
+        base.tar.gz          the interpreter, unless the site names one
 
-        only for nodes that cannot access this machine's files:
+    only for nodes that cannot access this machine's files (the job's sandbox gets a copy of the folder):
         session.json         the manager's address
         seed.address         the address of the seed, which sends the packages
         keys/transfer.json   the key of peer transfers; closed to other users
         copied               an empty file that marks a copy
-
-Without a shared file system, this folder is copied into the job's sandbox as `session`, next to the block's key.
 """
 
 from __future__ import annotations
@@ -69,12 +65,12 @@ from stoker.whole_files import draft_of, write_whole
 
 
 TIME_S = 315_532_800
-"""Modification time of every file in an archive: 1980, the earliest year that some tools support."""
+"""Modification time of every file in an archive: 1980, the earliest year that all tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""A function that receives the number of bytes packed so far and the total number of bytes."""
+"""Receives the number of bytes packed so far and in total."""
 
 
 def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
@@ -115,8 +111,9 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
-    """Return a script that runs with the Python in the script's folder. Python reads the added lines as a string; the
-    shell runs the added lines as a program."""
+    """Make a script run with the Python in its folder. The added lines are a string for Python and a program for the
+    shell.
+    """
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script
@@ -166,7 +163,7 @@ class _Compressor(io.RawIOBase):
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
-"""Seconds without use after which an archive is removed, except the newest `_KEPT` archives."""
+"""Seconds after which an unused archive is removed, except the newest `_KEPT`."""
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -175,8 +172,9 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """The archives for a starting pilot, stored as JSON. `interpreter`: the interpreter's name on compute nodes; if
-    empty, the archive `base` contains the interpreter."""
+    """The archives for a starting pilot, stored as JSON. `base`: archive of the interpreter, unless `interpreter` names
+    one on compute nodes.
+    """
 
     packages: ObjectRef
     unpacked_bytes: int
@@ -186,8 +184,10 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
-    """Pack this environment, or return its existing archives. `python`: the interpreter on compute nodes; if empty,
-    this interpreter is packed. Raises ConfigError if packing is impossible, SessionError if disk space is missing."""
+    """Pack this environment, or return its existing archives. Without `python`, the interpreter is packed too.
+
+    Raises ConfigError if packing is impossible, and SessionError if disk space is missing.
+    """
     installed = inspect_environment()
     place = state_folder() / "environments"
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
@@ -210,7 +210,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return the archive with this name. If the archive is missing, pack it while other processes wait."""
+    """Return the archive with this name. If it is missing, pack it while other processes wait."""
     known = []
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -294,8 +294,7 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders to copy to a job's node. Call this before each submission, because it writes the manager's
-    current address."""
+    """Return the folders to copy to a job's node, with the manager's current address."""
     if site.provider.shared_files:
         return []
     place = pilot_files_folder(folder, site)
@@ -308,7 +307,7 @@ def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """Return the command that a job runs. `options`: options of `stoker-pilot` except `--session`."""
+    """Return the command of a job. `options`: options of `stoker-pilot` except `--session`."""
     if site.provider.shared_files:
         return ["sh", str(pilot_files_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
@@ -333,9 +332,7 @@ _EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots. Raises the errors of
-    `pack_environment`.
-    """
+    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
             progress = _report(site.name)

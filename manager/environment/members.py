@@ -3,8 +3,8 @@
 Packages are in the `site-packages` folders on `sys.path`, in source folders of editable installs (from a `.pth` file or
 an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`.
 
-The key covers Python, each distribution's version and RECORD, the top-level names in each folder, and the size and
-time of each file of editable sources. The key does not cover edits of installed files.
+The key covers Python, each distribution's version and RECORD, the top-level names in each folder, and the size and time
+of each file of editable sources. It does not cover edits of installed files.
 
 An archive has the layout of a virtual environment:
 
@@ -37,7 +37,7 @@ from urllib.parse import unquote, urlparse
 
 import msgspec
 
-from stoker.contexts.user_code import recorded_folders
+from stoker.contexts.user_code import editable_modules, folders_in_pth_files, recorded_folders
 from stoker.errors import ConfigError
 from stoker.protocol.session import PYTHON
 
@@ -51,7 +51,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """A file below a folder. `link`: the target of a link within the folder. Other links are followed."""
+    """A file below a folder. `link`: the target of a link within the folder."""
 
     name: str
     path: str
@@ -63,7 +63,7 @@ Skip = Callable[[str], object]
 
 
 def walk_files_recursively(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
-    """Yield files sorted by name. Skip unreadable files and loops of links."""
+    """Yield files sorted by name, without unreadable files and loops of links."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
@@ -107,12 +107,11 @@ def file_listing_digest(path: str) -> str:
 
 
 _FORMAT = "stoker-environment-1"
-"""Part of the environment's key. Change this text if the layout of archives changes."""
+"""Part of the environment's key, which changes with the layout of archives."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder. `is_first`: the source folder precedes the package in
-    `site-packages`."""
+    """A package or module used from its source folder. `is_first`: it hides the package in `site-packages`."""
 
     name: str
     path: str
@@ -120,8 +119,9 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """An environment. `scripts`: folder of the environment's programs; empty for the system's Python. `conda`: the
-    conda prefix, or empty."""
+    """An environment. `scripts`: folder of its programs, or "" for the system's Python. `conda`: the conda prefix, or
+    "".
+    """
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
@@ -155,15 +155,9 @@ def inspect_environment() -> Installed:
 
 def _editables_in_pth_files(folders: Iterable[str]) -> Iterator[Editable]:
     for folder in folders:
-        for file in sorted(os.listdir(folder)):
-            if not file.endswith(".pth"):
-                continue
-            with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as lines:
-                places = [line.strip() for line in lines if line.strip() and not line.startswith(("#", "import"))]
-            for place in places:
-                source = os.path.realpath(os.path.join(folder, place))
-                if not source.startswith(folder + os.sep) and os.path.isdir(source):
-                    yield from _importable_modules(source)
+        for source in map(os.path.realpath, folders_in_pth_files(folder)):
+            if not source.startswith(folder + os.sep):
+                yield from _importable_modules(source)
 
 
 def _importable_modules(folder: str) -> Iterator[Editable]:
@@ -191,12 +185,9 @@ def _contains_python(folder: str) -> bool:
 
 
 def _editables_of_finders() -> Iterator[Editable]:
-    for finder in sys.meta_path:
-        home = sys.modules.get(getattr(finder, "__module__", "") or "")
-        if home is not None and home.__name__.startswith("__editable__"):
-            for name, path in sorted(getattr(home, "MAPPING", {}).items()):
-                suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
-                yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
+    for name, path in sorted(editable_modules().items()):
+        suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
+        yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
 
 
 def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
@@ -250,8 +241,7 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Files of a conda environment that are omitted, because they are packed separately, or are needed only for compiling
-or as documentation."""
+"""Files of a conda environment that are packed separately, or needed only for compiling or as documentation."""
 
 
 class MemberKind(enum.Enum):
@@ -260,11 +250,11 @@ class MemberKind(enum.Enum):
     SCRIPT = "script"
     """A file whose first line names the Python of this environment."""
     BYTECODE = "bytecode"
-    """A bytecode file. Packing changes the source's modification time in the header."""
+    """A bytecode file, whose header contains the source's modification time."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file in the archive. `path`: path of the file to pack, or the target of a link."""
+    """A file in the archive. `path`: the file to pack, or the target of a link."""
 
     name: str
     path: str
@@ -307,7 +297,7 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
 
 
 def interpreter_members() -> list[ArchiveMember]:
-    """Return the interpreter and its standard library as archive members. Raises ConfigError."""
+    """Return the interpreter and its standard library. Raises ConfigError."""
     executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     library = sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):

@@ -2,8 +2,8 @@
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder that contains `environment.json`. The pilot receives the other options. The starter
-copies the archive of the packages from a path, or fetches it from the session's seed and other starters.
+`HERE` contains `environment.json`. The pilot receives the other options. The starter copies the archive of the packages
+from a path, or fetches it from the session's seed and other starters.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from stoker.whole_files import draft_of
 # ---- getting the packages
 
 _REPORT_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between two reports to the seed. The first intervals are short, so that pilots that start together find each
-other early.
-"""
+"""Seconds between two reports to the seed, short at first, so that pilots that start together find each other early."""
 _SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Write the verified archive of the packages to the path `archive`. Raises StartError, OSError."""
+    """Write the verified archive of the packages to `archive`. Raises StartError, OSError."""
     name, source = str(packages["name"]), str(packages["source"])
     if archive.exists() and _has_content(archive, name):
         return None
@@ -69,7 +67,7 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
 
 
 class Serving:
-    """Fetches the archive of the packages and serves the archive to other starters. Raises OSError, ValueError."""
+    """Fetches the archive of the packages and serves it to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
@@ -176,7 +174,7 @@ def _has_content(path: Path, name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replace this process by a pilot. Returns an exit code only if this fails."""
+    """Replace this process by a pilot. Return an exit code only after a failure."""
     began = time.monotonic()
     given, rest = _parser().parse_known_args(arguments)
     os.umask(0o077)

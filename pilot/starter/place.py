@@ -5,9 +5,9 @@
         NAME.files            the number of files in NAME; with fewer files, a pilot unpacks the archive again
         NAME.used             locked (shared) by the pilots that run in NAME; the mtime is the time of last use
         NAME.making           locked by the pilot that fetches and unpacks NAME
-        NAME.tar.gz           the archive, until a pilot moves the archive into its object cache
+        NAME.tar.gz           the archive, until a pilot moves it into its object cache
 
-This module creates virtual environments itself, because some systems lack the `venv` module.
+The code creates virtual environments itself, because some systems lack the `venv` module.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def base_folder(given: str) -> Path:
 
 
 def create_private_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first` or a numbered name, or None if other users own all of them."""
+    """Return a private folder at `first` or a numbered name, or None if other users own all of them."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # a file has this name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Environments:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return the folder of an environment, and create the folder if it is missing. Raises StartError."""
+        """Return the folder of an environment; create it if necessary. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -174,7 +174,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive. If `missing_only` is true, keep files that are complete. Raises OSError, StartError."""
+    """Unpack an archive. With `missing_only`, keep complete files. Raises OSError, StartError."""
     trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -233,9 +233,7 @@ _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` a virtual environment of the node's interpreter `named`. If `named` is empty, use the interpreter
-    in the archive `base`.
-    """
+    """Make `folder` a virtual environment of the node's interpreter `named`, or of the one in the archive `base`."""
     if named:
         interpreter = _find_interpreter(named, version)
     else:

@@ -1,7 +1,4 @@
-"""The agent's side of a zygote, and the messages. Each message is one MessagePack packet over a socket pair.
-
-A `Fork` message carries the socket of the library as a file descriptor.
-"""
+"""The agent's side of a zygote, and the messages: MessagePack packets over a socket pair."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-"""Environment variables that set the size of numeric libraries' thread pools on import."""
+"""Environment variables that set the thread pools of numeric libraries on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -42,13 +39,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preload(_Message, frozen=True, tag="preload"):
-    """Import modules (`module`, or `module:attribute` for packages that import lazily). Always the first message."""
+    """Import modules (`module`, or `module:attribute` for lazy packages). Always the first message."""
 
     modules: tuple[str, ...]
 
 
 class Fork(_Message, frozen=True, tag="fork"):
-    """Start a library. `entry`: `module:function`, called with the socket's number; `fresh`: in a new interpreter."""
+    """Start a library. The packet carries its socket. `entry`: `module:function`; `fresh`: in a new interpreter."""
 
     library: int
     entry: str
@@ -89,7 +86,7 @@ class ForkFailed(_Message, frozen=True, tag="fork-failed"):
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """The process of a library has ended; `orphans`: number of its descendants that the zygote killed."""
+    """The process of a library has ended. `orphans`: number of its descendants that the zygote killed."""
 
     library: int
     pid: int
@@ -113,7 +110,7 @@ _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 
 class Zygote:
-    """A zygote for one set of preloaded modules. The zygote dies with the thread that started it."""
+    """A zygote for one set of preloaded modules. It dies with the thread that started it."""
 
     def __init__(
         self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
@@ -124,7 +121,7 @@ class Zygote:
         self.ready = False
         self.libraries: set[int] = set()
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
-        """Queued orders, each with the socket to send. A zygote reads no orders while it imports modules."""
+        """Queued orders and sockets. A zygote reads no orders while it imports modules."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -165,7 +162,7 @@ class Zygote:
         return bool(self._unsent)
 
     def fork(self, order: Fork, sock: socket.socket) -> None:
-        """Order the zygote to start a library that uses `sock`, and close `sock` in this process. Raises OSError."""
+        """Order the start of a library that uses `sock`, and close `sock` here. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
             self._send_queued()
@@ -201,7 +198,7 @@ class Zygote:
         self.push()
 
     def receive(self) -> list[FromZygote] | None:
-        """Return the received messages of the zygote, or None once the zygote has ended."""
+        """Return the received messages, or None once the zygote has ended."""
         said: list[FromZygote] = []
         while True:
             try:

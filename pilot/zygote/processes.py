@@ -1,8 +1,7 @@
 """Linux processes: adopt orphans, find and measure descendants, and clean up after killed processes.
 
 Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their users have ended.
-Therefore trackers are not killed together with a library, and may run for LIMIT_S seconds longer. System V segments are
-removed by the process id of their creator.
+Therefore they may run for LIMIT_S seconds longer than a killed library.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
 _EXITING = 0x4  # a flag in /proc/PID/stat
 _COMMAND_LINE_WAIT_S = 1.0
-"""Seconds to wait for the command line of a new process, which the kernel shows with a delay."""
+"""Seconds within which the kernel shows the command line of a new process."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Return True if a living process only cleans up resources of other processes."""
+    """Return True if a process only cleans up resources of other processes."""
     try:
         command = _command_line(pid)
     except OSError:
@@ -55,7 +54,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove unused segments that the processes `pids` created since `since` (wall clock). Return their number."""
+    """Remove the unused segments that `pids` created since `since` (wall clock)."""
     removed = 0
     try:
         with open(_SYSTEM_V) as file:
@@ -129,10 +128,11 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill all children that are not `known`, and their descendants. Return the killed children.
+    """Kill all children that are not `known`, and their descendants, except resource trackers. Return the killed
+    children.
 
-    Orphans of killed processes become children of this process's main thread. `of_main`: True to spare children of
-    other threads. Resource trackers are spared. A child that the kernel cannot end (a hung driver) is waited for once.
+    Orphans become children of the main thread; `of_main` spares children of other threads. A child that the kernel
+    cannot end (a hung driver) is waited for once.
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
@@ -157,7 +157,7 @@ def child_resource_trackers() -> list[int]:
 
 
 def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the resource trackers among this process's children end. Kill trackers that do not end in time."""
+    """Wait until the resource trackers among the children end. Kill late ones."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in child_resource_trackers() if pid not in known]:
         for pid in left:
@@ -169,7 +169,7 @@ def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Reap an ended child process. Return its pid, status and peak memory in bytes, or None if no child has ended."""
+    """Reap an ended child process. Return its pid, status and peak memory in bytes, or None."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -195,7 +195,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the bytes of a process and its descendants, with shared pages split among users. Takes milliseconds."""
+    """Return the bytes of a process and its descendants, with shared pages split. Takes milliseconds."""
     total = 0
     for one in tree(pid):
         try:
@@ -209,8 +209,8 @@ def proportional_bytes(pid: int) -> int:
 class MemoryLimit:
     """Detects whether a library uses more memory than its limit.
 
-    The cheap measurement counts shared pages several times, so its value can exceed the limit too early. In that case,
-    the memory is measured exactly if the cheap value has grown by the remaining memory, or after `AGAIN_S` seconds.
+    The cheap measurement counts shared pages several times. Above the limit, the memory is measured exactly if the
+    cheap value has grown by the remaining memory, or after `AGAIN_S` seconds.
     """
 
     AGAIN_S = 2.0
@@ -220,7 +220,7 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """Return the exact memory of a library in bytes if it exceeds the limit; else 0."""
+        """Return the exact bytes of a library above its limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
@@ -232,7 +232,7 @@ class MemoryLimit:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor seconds of a process, including its threads and ended children."""
+    """Return the processor seconds of a process and its ended children."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

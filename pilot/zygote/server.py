@@ -1,11 +1,10 @@
 """The zygote's loop (import, freeze, then fork on request), and the start of a library in a forked child.
 
-The zygote adopts and kills the descendants of ended libraries. When the agent has ended, the zygote kills all
-descendants, removes the pilot's scratch folder and exits.
+The zygote kills the descendants of ended libraries. When the agent has ended, it kills all descendants, removes the
+pilot's scratch folder and exits.
 
 If modules have started threads, libraries start in new interpreters, because a fork never releases the locks of other
-threads. The zygote sees no GPU. Libraries with GPUs also start in new interpreters if a module queried PyTorch for
-GPUs.
+threads. So do libraries with GPUs if a module queried PyTorch for GPUs, because the zygote sees none.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from stoker.pilot.zygote import client, processes
 # ---- threads
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that allow a fork. jemalloc's thread (in pyarrow, which pandas imports) only frees memory."""
+"""Names of threads that allow a fork. jemalloc's thread (in pyarrow) only frees memory."""
 _THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
@@ -52,7 +51,7 @@ class ImportedThreads:
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """Return the names of threads that forbid a fork, by the module that started the threads."""
+        """Return the names of threads that forbid a fork, by module."""
         found = self._harmful_threads_by_module()
         if found:
             time.sleep(_THREAD_NAME_WAIT_S)
@@ -208,9 +207,9 @@ class ZygoteServer:
         self._scratch = scratch
         self._libraries: dict[int, int] = {}  # library number by process id
         self._own_trackers: frozenset[int] = frozenset()
-        """Process ids of the preloaded modules' resource trackers, which exit with this process."""
+        """Resource trackers of the preloaded modules, which exit with this process."""
         self._trackers: dict[int, float] = {}
-        """Process ids of resource trackers of ended libraries, with the monotonic time at which they are killed."""
+        """Resource trackers of ended libraries, with the monotonic time of their kill."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
