@@ -66,25 +66,24 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
         """Raise ValueError if the adapter belongs to a model of other (known) sizes."""
-        if base is None:
-            return
+        if base is not None and (why := self._misfit(base)):
+            raise ValueError(
+                f"{self.folder} is an adapter of another base: {why}; give the model that it was trained on"
+            )
+
+    def _misfit(self, base: BaseShapes) -> str:
         found = self.shapes.get(VECTORS)
         if found is not None and found[1] != base.width:
-            raise self._wrong_base_model_error(
-                f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}"
-            )
+            return f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}"
         for each in self.low_rank:
             if each.layer >= base.layers:
-                raise self._wrong_base_model_error(f"it has layer {each.layer}, and the base has {base.layers} layers")
-            takes, gives = base.projections[each.projection]
+                return f"it has layer {each.layer}, and the base has {base.layers} layers"
+            wanted = base.projections[each.projection]
             has = self.shapes[each.down][1], self.shapes[each.up][0]
-            if has != (takes, gives):
-                raise self._wrong_base_model_error(
-                    f"{each.projection} of layer {each.layer} is {has[0]} to {has[1]}, in the base {takes} to {gives}"
-                )
-
-    def _wrong_base_model_error(self, why: str) -> ValueError:
-        return ValueError(f"{self.folder} is an adapter of another base: {why}; give the model that it was trained on")
+            if has != wanted:
+                where = f"{each.projection} of layer {each.layer}"
+                return f"{where} is {has[0]} to {has[1]}, in the base {wanted[0]} to {wanted[1]}"
+        return ""
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
@@ -103,11 +102,9 @@ def read_adapter_files(folder: str) -> AdapterFiles:
         return AdapterFiles(folder, shapes[VECTORS][0], (), shapes)
     if kind != LORA:
         raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not supported; use {LORA} or {SOFT_PROMPT}")
-    for name, what in _UNSUPPORTED.items():
-        if config.get(name):
-            raise ValueError(
-                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; only plain LoRA is"
-            )
+    if unsupported := [(name, what) for name, what in _UNSUPPORTED.items() if config.get(name)]:
+        name, what = unsupported[0]
+        raise ValueError(f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported, only plain LoRA")
     return AdapterFiles(folder, 0, _find_lora_pairs(there, config, shapes), shapes)
 
 

@@ -8,6 +8,7 @@ raise `Evicted`, as `progress(...)` does.
 from __future__ import annotations
 
 import contextvars
+import functools
 import math
 import os
 import socket
@@ -65,19 +66,14 @@ class CallStop:
 
 
 def is_caused_by_eviction(error: BaseException) -> bool:
-    seen: set[int] = set()
-    open_ones: list[BaseException | None] = [error]
-    while open_ones:
-        found = open_ones.pop()
-        if found is None or id(found) in seen:
-            continue
-        if isinstance(found, Evicted):
-            return True
-        seen.add(id(found))
-        open_ones += (found.__cause__, found.__context__)
-        if isinstance(found, BaseExceptionGroup):
-            open_ones += found.exceptions
-    return False
+    found: dict[int, BaseException] = {}
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            waiting += (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
+    return any(isinstance(one, Evicted) for one in found.values())
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -96,8 +92,7 @@ class Gang:
     key: bytes = b""
 
     def __repr__(self) -> str:
-        where = f" meeting at {self.rendezvous}" if self.rendezvous else ""
-        return f"<rank {self.rank} of {self.size}{where}>"
+        return f"<rank {self.rank} of {self.size}{f' meeting at {self.rendezvous}' if self.rendezvous else ''}>"
 
     def close(self) -> None:
         """Close the listening socket."""
@@ -189,16 +184,18 @@ def load_variable_from_serverless(name: str) -> Any:
     Raises:
         StokerError: No context is loaded in this process, or the dict lacks the key.
     """
+    call = f"load_variable_from_serverless({name!r})"
     if _library is None:
         raise StokerError(
-            f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
-            " context; here no context is loaded. Call the function through its app (with parsl_spec or context=)."
+            f"{call} works only inside a library, in a function that runs on a context. Call the function"
+            " through its app (with parsl_spec or context=)."
         )
     context = _library.context
     if not isinstance(context, Mapping):
+        kind = type(context).__name__
         raise StokerError(
-            f"load_variable_from_serverless({name!r}): the loader of this context returned a {type(context).__name__},"
-            " not a dict of variables; return {'" + name + "': ...} from it"
+            f"{call}: the loader of this context returned a {kind}, not a dict of variables; return"
+            " {'" + name + "': ...} from it"
         )
     if name not in context:
         there = ", ".join(sorted(map(repr, context))) or "none"
@@ -284,15 +281,12 @@ def scratch() -> Path:
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
-    if _library is not None:
-        return Path.cwd()
-    global _hand_made
-    if _hand_made is None:
-        _hand_made = tempfile.TemporaryDirectory(prefix="stoker-")
-    return Path(_hand_made.name)
+    return Path(_temporary_folder().name) if _library is None else Path.cwd()
 
 
-_hand_made: tempfile.TemporaryDirectory[str] | None = None
+@functools.cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="stoker-")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -340,13 +334,13 @@ def enter_library(
     `device`: names on the pilot (`cuda:3`). `objects`: local paths by cache name and snapshot form; None keeps them.
     """
     global _library
-    given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
     named: list[str] = []
-    for one in given:
+    for one in (device,) if isinstance(device, str) else device or ("cpu",):
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
-    kept = _library.objects if _library is not None and objects is None else objects or {}
-    _library = _ProcessScope(tuple(named), context, dict(kept), offer, device_memory_bytes)
+    if objects is None:
+        objects = _library.objects if _library is not None else {}
+    _library = _ProcessScope(tuple(named), context, dict(objects), offer, device_memory_bytes)
 
 
 def leave_library() -> None:
@@ -356,14 +350,9 @@ def leave_library() -> None:
 
 
 def enter_call_scope(
-    *,
-    hook: ProgressHook | None = None,
-    folder: str = "",
-    state: bytes = b"",
-    seat: SeatHook | None = None,
-    dues: TokenDues | None = None,
-    stop: CallStop | None = None,
-) -> None:
+    *, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"", seat: SeatHook | None = None,
+    dues: TokenDues | None = None, stop: CallStop | None = None,
+) -> None:  # fmt: skip
     global _latest_call
     _latest_call = scope = _SlotScope(hook, folder, state, seat, dues, stop or CallStop())
     _running[scope] = None
@@ -372,14 +361,13 @@ def enter_call_scope(
 
 def leave_call_scope() -> None:
     global _latest_call
-    scope = _call.get()
-    if scope is not None and scope.place is not None:
-        scope.place.close()
-    if scope is not None:
+    if (scope := _call.get()) is not None:
+        if scope.place is not None:
+            scope.place.close()
         _running.pop(scope, None)
-    if _latest_call is scope:
-        _latest_call = None
-    _call.set(None)
+        if _latest_call is scope:
+            _latest_call = None
+        _call.set(None)
 
 
 def _current() -> _SlotScope | None:

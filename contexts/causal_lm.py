@@ -270,21 +270,16 @@ def adapter_loader_arguments(
     return {"names": tuple(folders), "adapters": tuple(folders.values())}
 
 
-def check_graphs(graphs: bool, *, engine: str, devices: int = 1) -> None:
+def check_graphs(graphs: Any, *, engine: str, devices: int = 1) -> None:
+    problem = ""
     if not isinstance(graphs, bool):
-        raise RecipeError(f"causal_lm(graphs={graphs!r}): write True or False", option="graphs")
-    if graphs and engine in ("static", "vllm"):
-        raise RecipeError(
-            f"causal_lm(engine={engine!r}, graphs=True): {engine} does not support graphs, an option of the continuous"
-            " engine; leave one of the two options out",
-            option="graphs",
-        )
-    if graphs and devices != 1:
-        raise RecipeError(
-            f"causal_lm(devices={devices!r}, graphs=True): graphs capture the steps of one device; leave one of the two"
-            " options out",
-            option="graphs",
-        )
+        problem = "write True or False"
+    elif graphs and engine in ("static", "vllm"):
+        problem = f"the engine {engine} does not support graphs, an option of the continuous engine; leave one out"
+    elif graphs and devices != 1:
+        problem = f"graphs capture the steps of one device, and devices={devices!r}; leave one out"
+    if problem:
+        raise RecipeError(f"causal_lm(graphs={graphs!r}): {problem}", option="graphs")
 
 
 def dtype_named(dtype: str, *, what: str) -> str:

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
-from stoker.contexts.snapshot import make_folder, rename_damaged_snapshot, snapshot_creation_seconds
+from stoker.contexts.snapshot import make_folder, received_snapshot, rename_damaged_snapshot, snapshot_creation_seconds
 from stoker.errors import ContextError
 from stoker.units import show_seconds
 
@@ -60,6 +60,8 @@ def build_model_inputs(
     return inputs, lengths
 
 
+log = logging.getLogger(__name__)
+
 Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
@@ -69,51 +71,50 @@ _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-class _CompiledCode(NamedTuple, Generic[Made]):
-    made: Made
-    is_new: bool
-
-
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
     """Return the result of `compile` and its origin. Use the snapshot `form` if it exists."""
-    if not form:
-        return _compile_without_snapshot(compile), _NOT_KEPT
-    place, came = snapshot_folder() / form, ambient.local_path(form)
-    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
-        had = _compile_from_snapshot(came, compile, place=place)
-        if had is not None and not had.is_new:
-            return had.made, f"another pilot compiled it in {show_seconds(made_s)}"
-        if had is not None:
-            return had.made, _offer_snapshot(form, place, "just compiled")
-    for _ in range(2):
-        found = _keep(place, compile)
-        if found is None and snapshot_creation_seconds(place) is None:  # the disk is not writable
+    place = snapshot_folder() / form
+    received = received_snapshot(place) if form else None
+    if received and (had := _from_snapshot(received[0], compile, place=place)):
+        made, is_new = had
+        told = f"another pilot compiled it in {show_seconds(received[1])}"
+        return made, _offer_snapshot(place, "just compiled") if is_new else told
+    for _ in range(2 if form else 0):
+        kept = _keep(place, compile)
+        if kept is None and snapshot_creation_seconds(place) is None:  # the disk is not writable
             break
-        had = _CompiledCode(found[0], True) if found else _compile_from_snapshot(place, compile, place=place)
+        had = (kept[0], True) if kept else _from_snapshot(place, compile, place=place)
         if had is not None:
-            return had.made, _offer_snapshot(form, place, "just compiled" if had.is_new else "compiled earlier")
+            return had[0], _offer_snapshot(place, "just compiled" if had[1] else "compiled earlier")
         rename_damaged_snapshot(place)
-    return _compile_without_snapshot(compile), _NOT_KEPT
+    with _temporary_folder() as folder:
+        return compile(folder), _NOT_KEPT
 
 
-def _offer_snapshot(form: str, place: Path, how: str) -> str:
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _offer_snapshot(place: Path, how: str) -> str:
     made_s = snapshot_creation_seconds(place)
     if made_s is None:
         return _NOT_KEPT
-    ambient.offer_snapshot(form, place, made_s=made_s)
+    ambient.offer_snapshot(place.name, place, made_s=made_s)
     return f"{how} in {show_seconds(made_s)}"
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
+    """Compile into a new snapshot. Return None if the snapshot exists or the disk refused it before compiling."""
     found: list[Made] = []
-    failed: list[Exception] = []
+    failed = False
 
     def write(draft: Path) -> None:
-        try:
-            found.append(compile(draft / _CACHE))
-        except Exception as error:
-            failed.append(error)
-            raise
+        nonlocal failed
+        failed = True
+        found.append(compile(draft / _CACHE))
+        failed = False
         shutil.rmtree(draft / _CACHE / _LOCKS, ignore_errors=True)
 
     try:
@@ -125,17 +126,18 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     return (found[0],) if found else None
 
 
-def _compile_from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> _CompiledCode[Made] | None:
+def _from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tuple[Made, bool] | None:
+    """Return the result of `compile` with a copy of `source`, and True if it compiled other code, now at `place`."""
     try:
-        with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
-            cache = Path(folder, _CACHE)
+        with _temporary_folder() as folder:
+            cache = folder / _CACHE
             shutil.copytree(source / _CACHE, cache)
             before, began = _files(cache), time.monotonic()
             made = compile(cache)
             is_new = _files(cache) != before
             if is_new:
                 _replace(place, cache, made_s=time.monotonic() - began)
-            return _CompiledCode(made, is_new)
+            return made, is_new
     except Exception as error:
         log.warning("the compiled code in %s cannot be used (%s); it is compiled again", source, error)
         return None
@@ -159,11 +161,6 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
         log.warning("compiled code is not kept in %s: %s", place.parent, error)
 
 
-def _compile_without_snapshot(compile: Compile[Made]) -> Made:
-    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
-        return compile(Path(folder))
-
-
 @contextlib.contextmanager
 def redirect_inductor_cache(folder: Path) -> Iterator[None]:
     from torch._inductor import config, utils
@@ -176,14 +173,11 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
         with config.patch({name: value for name, value in _SETTINGS.items() if hasattr(config, name)}):
             yield
     finally:
-        for name, value in before.items():
+        for name in _VARIABLES:
             os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        os.environ.update({name: value for name, value in before.items() if value is not None})
         utils.clear_inductor_caches()
 
-
-log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
@@ -191,7 +185,6 @@ Inputs = Callable[[], dict[str, torch.Tensor]]
 other code.
 """
 BACKEND: str | Callable[..., Any] = "inductor"
-_ADVICE = "Set TORCH"
 _FORMAT = 1
 _RUNS = 3
 """Runs after compiling: one warms up a CUDA graph, one records the graph, and one runs it."""
@@ -294,5 +287,5 @@ def _form(model: Runtime) -> str:
 
 def _short(error: Exception) -> str:
     lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines[:2] if not line.startswith(_ADVICE)]
+    said = [line for line in lines[:2] if not line.startswith("Set TORCH")]
     return ": ".join([type(error).__name__, *said])[:300]

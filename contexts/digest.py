@@ -102,7 +102,8 @@ def _is_dense_tensor(value: Any) -> bool:
 def _storage_bytes(value: Any) -> bytes | None:
     torch: Any = sys.modules.get("torch")
     plain: Any = value._untyped_storage if type(value) is getattr(torch, "TypedStorage", None) else value
-    if not isinstance(plain, getattr(torch, "UntypedStorage", ())):
+    untyped: Any = getattr(torch, "UntypedStorage", ())
+    if not isinstance(plain, untyped):
         return None
     return _tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(plain.cpu()))
 

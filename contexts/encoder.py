@@ -116,25 +116,19 @@ def encoder(
 
 
 def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
+    problem = ""
     if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
-        raise RecipeError(
-            f"encoder(length={length!r}): write a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",
-            option="length",
-        )
-    if type(batch) is not int or not 1 <= batch <= _MOST_IN_A_BATCH:
-        raise RecipeError(
-            f"encoder(batch={batch!r}): write a whole number of texts, 1 to {_MOST_IN_A_BATCH}", option="batch"
-        )
-    if compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
-        raise RecipeError(f'encoder(compiled={compiled!r}): write True, False or "auto"', option="compiled")
-    if not length:
-        for name, value, usual in (("batch", batch, 1), ("compiled", compiled, "auto")):
-            if value != usual:
-                raise RecipeError(
-                    f"encoder({name}={value!r}) is an option of a runtime; give length=, too", option=name
-                )
-        return {}
-    return {"length": length, "batch": batch, "compiled": compiled}
+        option, problem = "length", f"write a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)"
+    elif type(batch) is not int or not 1 <= batch <= _MOST_IN_A_BATCH:
+        option, problem = "batch", f"write a whole number of texts, 1 to {_MOST_IN_A_BATCH}"
+    elif compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
+        option, problem = "compiled", 'write True, False or "auto"'
+    elif not length and (batch != 1 or compiled != "auto"):
+        option, problem = "batch" if batch != 1 else "compiled", "this is an option of a runtime; give length=, too"
+    options = {"length": length, "batch": batch, "compiled": compiled}
+    if problem:
+        raise RecipeError(f"encoder({option}={options[option]!r}): {problem}", option=option)
+    return options if length else {}
 
 
 sys.modules[__name__].__class__ = CallableModule
@@ -261,7 +255,7 @@ def _checked(lengths: Any) -> tuple[int, ...]:
     if not found or not whole or any(a >= b for a, b in pairwise(found)):
         raise RecipeError(
             f"encoder_family(lengths={lengths!r:.80}): write whole numbers of tokens, {SHORTEST_RUNTIME} or more, each"
-            " larger than the one before, at least one",
+            " larger than the one before",
             option="lengths",
         )
     return found

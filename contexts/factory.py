@@ -96,17 +96,13 @@ class RecipeFactory:
         return f"<context {_name_of(self.loader)}{_signature(self.loader) or '(...)'}; call it to make a recipe>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (self.loader, self._given, self._name)
+        return functools.partial(RecipeFactory, name=self._name), (self.loader, self._given)
 
     def __getattr__(self, name: str) -> Any:
         if name in Recipe.__struct_fields__:
             loader = _name_of(self.__dict__["loader"])
             raise AttributeError(f"{loader} is not a recipe yet, so it has no {name}; call it first: {loader}(...)")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-
-def _remake(loader: Loader, options: Mapping[str, Any], name: str) -> RecipeFactory:
-    return RecipeFactory(loader, options, name=name)
 
 
 @overload
@@ -206,7 +202,7 @@ def as_recipe(value: Any) -> Recipe:
     if isinstance(value, RecipeFactory):
         name = _name_of(value.loader)
         raise RecipeError(f"context={name} is a context that has not been called; write context={name}(...)")
-    if callable(value) and getattr(value, "func", None) is _decorate:
+    if getattr(value, "func", None) is _decorate:
         raise RecipeError("context=context(...) has no loader; decorate a loader with it")
     if callable(value):
         name = _name_of(value)
@@ -279,7 +275,7 @@ def make_recipe(
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError for a context among the arguments: the loader would receive the recipe, not the loaded context."""
+    """Refuse contexts as arguments: the loader would receive the recipe, not the loaded context."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(
@@ -290,17 +286,13 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
 
 
 def _check_loader_returns_value(loader: Loader) -> None:
-    name, yields = _name_of(loader), describe_generator(loader)
-    if yields:
+    name, what, advice = _name_of(loader), describe_generator(loader), "write `return` instead"
+    if not what and is_async(loader):
+        what, advice = "an async function", "write `def`, and asyncio.run(...) in it where it awaits"
+    if what:
         raise RecipeError(
-            f"{name} is {yields}; a loader returns the context, which stays until its library ends: write `return`"
-            " instead",
-            loader=name,
-        )
-    if is_async(loader):
-        raise RecipeError(
-            f"{name} is an async function; a loader is a plain function that returns the context: write `def`, and"
-            " asyncio.run(...) in it where it awaits",
+            f"{name} is {what}; a loader is a plain function that returns the context, which stays until its library"
+            f" ends: {advice}",
             loader=name,
         )
 
@@ -348,11 +340,8 @@ def _convert_paths_to_objects(value: Any, objects: dict[str, ObjectRef], *, plac
 
 
 def _as_object_path(value: Any, by_path: dict[str, ObjectRef]) -> Any:
-    if by_path and isinstance(value, str | Path):
-        ref = by_path.get(os.path.abspath(value))
-        if ref is not None:
-            return ObjectPath(ref.name, as_path=isinstance(value, Path))
-    return value
+    ref = by_path.get(os.path.abspath(value)) if by_path and isinstance(value, str | Path) else None
+    return ObjectPath(ref.name, as_path=isinstance(value, Path)) if ref is not None else value
 
 
 def _as_digestible_value(value: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -87,13 +88,10 @@ def may_be_shared(path: Path) -> bool:
 
 def umask_now() -> int:
     """Return the umask without setting it, because other threads may create files."""
-    try:
-        with open("/proc/thread-self/status") as file:
-            for line in file:
-                if line.startswith("Umask:"):
-                    return int(line.split()[1], 8)
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/thread-self/status") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
     found = os.umask(0o077)
     os.umask(found)
     return found

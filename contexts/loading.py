@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import msgspec
 
@@ -62,11 +63,9 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     """Return the number of concurrent calls of a library: the recipe's number, or the result of the context's method
     `slots(device_memory_bytes)`, or 1. Raises RecipeError.
     """
-    if recipe.slots:
-        return recipe.slots
     method = getattr(context, "slots", None)
-    if not callable(method):
-        return 1
+    if recipe.slots or not callable(method):
+        return recipe.slots or 1
     answer = method(device_memory_bytes)
     if type(answer) is not int or not 1 <= answer <= MOST_AT_ONCE:
         raise RecipeError(
@@ -163,7 +162,6 @@ _RETRYING = "No local file found. Retrying"
 """Logged by `huggingface_hub` if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
 """Maximum seconds to connect to the hub: a firewall may never answer."""
-_REQUESTING = "thrown while requesting"
 
 
 class HubWatch(logging.Handler):
@@ -191,15 +189,12 @@ class HubWatch(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         constants = _hub_constants_module()
-        if self.unreachable or constants is None:
+        if self.unreachable or constants is None or os.environ.get("HF_HUB_OFFLINE") == "0":
             return
-        if os.environ.get("HF_HUB_OFFLINE") == "0":
-            return
-        refused = _REQUESTING in text and _UNREACHABLE.search(text) is not None
-        if not refused and not (_RETRYING in text and not _accepts_connections(constants.ENDPOINT)):
-            return
-        self.unreachable = text
-        constants.HF_HUB_OFFLINE = True
+        refused = "thrown while requesting" in text and _UNREACHABLE.search(text) is not None
+        if refused or (_RETRYING in text and not _accepts_connections(constants.ENDPOINT)):
+            self.unreachable = text
+            constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
         """Return advice if an unreachable hub caused the error, or ""."""
@@ -213,7 +208,7 @@ class HubWatch(logging.Handler):
 
 
 def _accepts_connections(url: str) -> bool:
-    if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
+    if getproxies().keys() & {"http", "https", "all"}:
         return True
     try:
         parts = urlsplit(url)

@@ -71,11 +71,8 @@ Piece = tuple[Slice, ...]
 def encode(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest. Equal objects have equal bytes."""
     if manifest.kind is EntryKind.FILE:
-        (entry,) = manifest.entries
-        return _frame(*_content(entry))
-    whole = [_frame(b"folder")]
-    whole += [_frame(entry.name, *_content(entry)) for entry in manifest.entries]
-    return b"".join(whole)
+        return _frame(*_content(manifest.entries[0]))
+    return _frame(b"folder") + b"".join(_frame(entry.name, *_content(entry)) for entry in manifest.entries)
 
 
 def decode(data: bytes) -> Manifest:
@@ -87,11 +84,11 @@ def decode(data: bytes) -> Manifest:
             manifest = Manifest(kind, (_entry(b"", kind, fields),))
         else:
             manifest = Manifest(kind, tuple(_entry(name, EntryKind(next(fields)), fields) for name in fields))
+            _check_names(manifest)
     except (StopIteration, RuntimeError):
         raise ValueError("the manifest is truncated") from None
-    if manifest.kind is EntryKind.LINK or next(fields, None) is not None:
+    if kind is EntryKind.LINK or next(fields, None) is not None:
         raise ValueError("this is not a manifest")
-    _check_names(manifest)
     return manifest
 
 
@@ -120,18 +117,15 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 def pieces(manifest: Manifest) -> list[Piece]:
     """Return the pieces of an object in order."""
-    whole: list[Piece] = []
-    run: list[Slice] = []
+    whole: list[list[Slice]] = []
     size = 0
     for part in slices(manifest):
-        if run and (size + part.size_bytes > PART_BYTES or len(run) == _SLICES):
-            whole.append(tuple(run))
-            run, size = [], 0
-        run.append(part)
+        if not whole or size + part.size_bytes > PART_BYTES or len(whole[-1]) == _SLICES:
+            whole.append([])
+            size = 0
+        whole[-1].append(part)
         size += part.size_bytes
-    if run:
-        whole.append(tuple(run))
-    return whole
+    return [tuple(piece) for piece in whole]
 
 
 def piece_size_bytes(piece: Piece) -> int:
@@ -141,9 +135,10 @@ def piece_size_bytes(piece: Piece) -> int:
 def is_piece_intact(piece: Piece, data: memoryview) -> bool:
     offset = 0
     for part in piece:
-        if hashlib.sha256(data[offset : offset + part.size_bytes]).digest() != part.digest:
+        end = offset + part.size_bytes
+        if hashlib.sha256(data[offset:end]).digest() != part.digest:
             return False
-        offset += part.size_bytes
+        offset = end
     return offset == len(data)
 
 
@@ -183,8 +178,6 @@ def _entry(name: bytes, kind: EntryKind, fields: Iterator[bytes]) -> Entry:
 
 
 def _check_names(manifest: Manifest) -> None:
-    if manifest.kind is EntryKind.FILE:
-        return
     folders, last = {b""}, b""
     for entry in manifest.entries:
         above, _, own = entry.name.rpartition(b"/")

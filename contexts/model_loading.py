@@ -81,26 +81,19 @@ def load_model(
 
 def why_vllm(engine: str, *, device: str) -> str:
     """Return the reason to use vLLM, or "". Raises StokerError if a wanted vLLM cannot be imported."""
-    if engine not in ("auto", "vllm"):
-        return ""
     asked = engine == "vllm"
-    if not asked and (not device.startswith("cuda") or importlib.util.find_spec("vllm") is None):
+    is_found = device.startswith("cuda") and importlib.util.find_spec("vllm") is not None
+    if not asked and not (engine == "auto" and is_found):
         return ""
     try:
         importlib.import_module("vllm")
-    except ModuleNotFoundError as error:
-        if asked and error.name == "vllm":
-            raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
-        return _handle_vllm_import_error(error, asked=asked)
     except Exception as error:  # vLLM may be compiled for other devices or for another PyTorch
-        return _handle_vllm_import_error(error, asked=asked)
-    return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"
-
-
-def _handle_vllm_import_error(error: Exception, *, asked: bool) -> str:
-    if asked:
+        if not asked:
+            log.warning("vLLM is installed and does not import (%s); the default engine is used", error)
+            return ""
+        if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
+            raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
         raise StokerError(
             f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'
         ) from error
-    log.warning("vLLM is installed and does not import (%s); the default engine is used", error)
-    return ""
+    return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"

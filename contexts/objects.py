@@ -19,7 +19,6 @@ import sqlite3
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -54,17 +53,15 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     except UnicodeEncodeError:
         raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it cannot be sent; rename it") from None
     except FileNotFoundError as error:
-        missing = error.filename or given
-        raise RecipeError(
-            f"{given} cannot be found ({missing} does not exist); check the path", path=str(given)
-        ) from None
+        why = f"{given} cannot be found ({error.filename or given} does not exist); check the path"
+        raise RecipeError(why, path=str(given)) from None
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{given} cannot be read: {error}", path=str(given)) from error
-    data = encode(made)
-    name = name_of(data, suffix=_suffix_of(given.name) if made.kind is EntryKind.FILE else "")
+    data, is_file = encode(made), made.kind is EntryKind.FILE
+    name = name_of(data, suffix=_suffix_of(given.name) if is_file else "")
     _keep(name, data)
     ref = ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
-    if made.kind is EntryKind.FILE and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
+    if is_file and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
         return msgspec.structs.replace(ref, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
     return ref
 
@@ -101,11 +98,9 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy a file or folder to a new `target` with equal digest. Raises OSError, RecipeError."""
-    root = Path(source).resolve(strict=True)
-    goal = Path(target)
+    root, goal = Path(source).resolve(strict=True), Path(target)
     if root.is_file():
-        shutil.copyfile(root, goal)
-        goal.chmod(0o700 if _is_owner_executable(root.stat()) else 0o600)
+        _copy_file(root, goal)
         return
     goal.mkdir(mode=0o700)
     for name, path, kind in _entries(root):
@@ -115,8 +110,12 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
         elif kind is EntryKind.LINK:
             os.symlink(os.readlink(path), place)
         else:
-            shutil.copyfile(path, place)
-            place.chmod(0o700 if _is_owner_executable(path.stat()) else 0o600)
+            _copy_file(path, place)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    target.chmod(0o700 if _is_owner_executable(source.stat()) else 0o600)
 
 
 _kept: OrderedDict[str, bytes] = OrderedDict()
@@ -131,9 +130,8 @@ def _keep(name: str, data: bytes) -> None:
 
 
 def _suffix_of(name: str) -> str:
-    stem, dot, last = name.rpartition(".")
-    suffix = dot + last
-    return suffix if stem and _SUFFIX.fullmatch(suffix) else ""
+    suffix = Path(name).suffix
+    return suffix if _SUFFIX.fullmatch(suffix) else ""
 
 
 def _is_owner_executable(facts: os.stat_result) -> bool:
@@ -143,15 +141,13 @@ def _is_owner_executable(facts: os.stat_result) -> bool:
 def _build_manifest(root: Path, remembered: _Memo) -> Manifest:
     if not root.is_dir():
         return Manifest(EntryKind.FILE, (_file(root, b"", remembered),))
-    entries: list[Entry] = []
-    for name, path, kind in _entries(root):
-        if kind is EntryKind.FOLDER:
-            entries.append(Entry(name, kind))
-        elif kind is EntryKind.LINK:
-            entries.append(Entry(name, kind, target=os.fsencode(os.readlink(path))))
-        else:
-            entries.append(_file(path, name, remembered))
-    return Manifest(EntryKind.FOLDER, tuple(entries))
+    return Manifest(EntryKind.FOLDER, tuple(_entry(*found, remembered) for found in _entries(root)))
+
+
+def _entry(name: bytes, path: Path, kind: EntryKind, remembered: _Memo) -> Entry:
+    if kind is EntryKind.FILE:
+        return _file(path, name, remembered)
+    return Entry(name, kind, target=os.fsencode(os.readlink(path)) if kind is EntryKind.LINK else b"")
 
 
 def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
@@ -181,7 +177,7 @@ def _read_parts(path: Path) -> bytes:
             digests.append(hashlib.sha256(view[:size]).digest())
 
 
-def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
+def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
     found: list[tuple[bytes, Path, EntryKind]] = []
     real_root = os.path.realpath(root)
 
@@ -191,8 +187,7 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
             raise RecipeError(f"{folder} is a link to a folder that contains it; remove the link", path=str(folder))
         with os.scandir(folder) as listing:
             for entry in listing:
-                name = prefix + os.fsencode(entry.name)
-                path = Path(entry.path)
+                name, path = prefix + os.fsencode(entry.name), Path(entry.path)
                 if entry.is_symlink() and _is_link_inside_root(path, real_root):
                     found.append((name, path, EntryKind.LINK))
                 elif entry.is_dir():
@@ -202,14 +197,11 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
                     found.append((name, path, EntryKind.FILE))
 
     walk(root, b"", frozenset())
-    return iter(sorted(found, key=lambda entry: entry[0]))
+    return sorted(found, key=lambda entry: entry[0])
 
 
 def _is_link_inside_root(link: Path, real_root: str) -> bool:
-    target = os.readlink(link)
-    if os.path.isabs(target):
-        return False
-    return (os.path.realpath(link) + os.sep).startswith(real_root + os.sep)
+    return not os.path.isabs(os.readlink(link)) and (os.path.realpath(link) + os.sep).startswith(real_root + os.sep)
 
 
 class _Memo:
@@ -303,15 +295,11 @@ class Published:
         try:
             with self._file.open("rb") as file:
                 file.seek(self._read)
-                fresh = file.read()
+                whole, end, _ = file.read().rpartition(b"\n")
         except OSError:
             return
-        whole, _, _ = fresh.rpartition(b"\n")
-        self._read += len(whole) + 1 if whole else 0
+        self._read += len(whole + end)
         for line in whole.splitlines():
-            try:
+            with suppress(ValueError, RecursionError, KeyError, TypeError):
                 said = json.loads(line)
-                ref = ObjectRef(name=said["name"], size_bytes=said["size_bytes"], source=said["source"])
-            except (ValueError, RecursionError, KeyError, TypeError):
-                continue
-            self._known[ref.name] = ref
+                self._known[said["name"]] = ObjectRef(said["name"], said["size_bytes"], said["source"])

@@ -112,9 +112,8 @@ class PromptReader:
         if batch_size < 0:
             raise ValueError(f"batch_size must be 1 or more, or 0 for any, not {batch_size}")
         rows = self.encode([prefix + prompt for prompt in prompts])
-        for index, row in enumerate(rows):
-            if not row:
-                raise ValueError(f"prompt {index} is empty; a model needs at least one token")
+        if () in rows:
+            raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
@@ -144,16 +143,15 @@ class PromptReader:
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
         """Return the tokens of each label after each prompt, tokenized together."""
-        alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
-        together = self.encode([prompt + label for prompt in prompts for label in labels])
+        alone = [ids or (0,) for ids in self.encode(labels, special=False)]
+        together = iter(self.encode([prompt + label for prompt in prompts for label in labels]))
         found: list[list[Ids]] = []
-        for number, row in enumerate(rows):
-            tails = []
-            for index in range(len(labels)):
-                whole = together[number * len(labels) + index]
-                tail = whole[len(row) :]
-                tails.append(tail if tail and whole[: len(row)] == row else alone[index])
-            found.append(tails)
+        for row in rows:
+            wholes = [next(together) for _ in labels]
+            found.append([
+                whole[len(row) :] if len(whole) > len(row) and whole[: len(row)] == row else other
+                for whole, other in zip(wholes, alone, strict=True)
+            ])  # fmt: skip
         return found
 
     def check_lengths(self, lengths: Sequence[int]) -> None:

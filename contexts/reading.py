@@ -51,8 +51,8 @@ def mean_losses(
     if not samples:
         raise ValueError("there are no samples to score prompts by")
     rows = list(prompts)
-    if empty := [index for index, row in enumerate(rows) if not row]:
-        raise ValueError(f"prompt {empty[0]} is empty; a model needs at least one token")
+    if () in rows:
+        raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
     inputs, targets = [one for one, _ in samples], [target for _, target in samples]
     _check(model, rows, inputs, targets)
     losses = [0.0] * len(rows)
@@ -112,15 +112,14 @@ def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
 def _group_rows_by_length(rows: list[Ids]) -> list[list[int]]:
     groups: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
-        if groups and (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) <= BATCH_TOKENS:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
+        if not groups or (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) > BATCH_TOKENS:
+            groups.append([])
+        groups[-1].append(index)
     return groups
 
 
 def _padded(rows: list[Ids], *, device: Any) -> tuple[Any, Any]:
-    longest = max(map(len, rows))
-    ids = torch.tensor([row + (0,) * (longest - len(row)) for row in rows], device=device)
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
+    rest = [max(map(len, rows)) - len(row) for row in rows]
+    ids = torch.tensor([row + (0,) * more for row, more in zip(rows, rest, strict=True)], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * more for row, more in zip(rows, rest, strict=True)], device=device)
     return ids, mask

@@ -110,27 +110,19 @@ class Recipe(msgspec.Struct, frozen=True):
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
-        needs, parts = self.needs, [f"recipe {self.title}"]
-        if needs.devices != 1:
-            parts.append(f"{needs.devices} devices")
-        if needs.kinds:
-            parts.append("on " + " or ".join(needs.kinds))
-        if needs.memory_bytes:
-            parts.append(f"memory {show_bytes(needs.memory_bytes)}")
-        if needs.device_memory_bytes:
-            parts.append(f"device memory {show_bytes(needs.device_memory_bytes)}")
-        if self.objects:
-            size = sum(part.size_bytes for part in self.objects)
-            parts.append(f"{len(self.objects)} object{'s' * (len(self.objects) != 1)} of {show_bytes(size)}")
-        if self.longest_input:
-            parts.append(f"inputs up to {self.longest_input:,} tokens")
-        if self.awareness is not Awareness.FULL:
-            parts.append(f"awareness {self.awareness.value}")
-        if self.limits.least or self.limits.most:
-            parts.append(f"{self.limits.least} to {self.limits.most or 'any number of'} libraries")
-        if self.limits.keep_alive_s is not None:
-            parts.append(f"kept {show_seconds(self.limits.keep_alive_s)} when idle")
-        return f"<{', '.join(parts)}>"
+        needs, limits, size = self.needs, self.limits, sum(part.size_bytes for part in self.objects)
+        parts = {
+            f"{needs.devices} devices": needs.devices != 1,
+            f"on {' or '.join(needs.kinds)}": needs.kinds,
+            f"memory {show_bytes(needs.memory_bytes)}": needs.memory_bytes,
+            f"device memory {show_bytes(needs.device_memory_bytes)}": needs.device_memory_bytes,
+            f"{len(self.objects)} object{'s' * (len(self.objects) != 1)} of {show_bytes(size)}": self.objects,
+            f"inputs up to {self.longest_input:,} tokens": self.longest_input,
+            f"awareness {self.awareness.value}": self.awareness is not Awareness.FULL,
+            f"{limits.least} to {limits.most or 'any number of'} libraries": limits.least or limits.most,
+            f"kept {show_seconds(limits.keep_alive_s or 0)} when idle": limits.keep_alive_s is not None,
+        }
+        return f"<{', '.join([f'recipe {self.title}', *(part for part, is_shown in parts.items() if is_shown)])}>"
 
 
 BARE = Recipe(key="bare", name="bare", needs=Needs())
@@ -214,10 +206,8 @@ def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no 
 
 def _limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
     _count("min_libraries", least, least=0)
-    if most is not None:
-        _count("max_libraries", most, least=1)
-        if least > most:
-            raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more than that")
+    if most is not None and _count("max_libraries", most, least=1) < least:
+        raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more than that")
     kept_s = None if keep_alive is None else _seconds("keep_alive", keep_alive, none_left="")
     return LibraryLimits(least, most or 0, kept_s)
 
@@ -239,25 +229,23 @@ def _slots(value: Any) -> int:
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     if not all(isinstance(name, str) and name for name in names):
         raise _wrong(option, value, f"write names, as in {option}=['...', '...']")
     return names
 
 
 def _paths(option: str, value: Any) -> tuple[str, ...]:
-    single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
-    paths = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in ([value] if single else value)]
+    several = isinstance(value, Iterable) and not isinstance(value, str | os.PathLike)
+    paths = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in (value if several else [value])]
     if not all(isinstance(path, str) and path for path in paths):
         raise _wrong(option, value, f"write paths, or names of the loader's parameters, as in {option}=['...', '...']")
     return tuple(paths)
 
 
 def _wrong(option: str, value: Any, problem: str) -> RecipeError:
-    shown = repr(value)
-    return RecipeError(
-        f"@context({option}={shown if len(shown) < 80 else shown[:77] + '...'}): {problem}", option=option
-    )
+    shown = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "..."
+    return RecipeError(f"@context({option}={shown}): {problem}", option=option)
 
 
 def _awareness(value: str | Awareness) -> Awareness:

@@ -65,13 +65,24 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
     if not _is_worth_converting(path):
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
-    came = ambient.local_path(place.name)
-    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
-        return str(came), f"snapshot (another pilot made it in {show_seconds(made_s)})"
+    if received := received_snapshot(place):
+        return str(received[0]), _received(received[1])
     made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
+    return str(place), _offer(place, is_new=made)
+
+
+def received_snapshot(place: Path) -> tuple[Path, float] | None:
+    """Return the snapshot that another pilot sent and its creation seconds, unless `place` has a snapshot."""
+    came = ambient.local_path(place.name)
+    if snapshot_creation_seconds(place) is not None or (made_s := snapshot_creation_seconds(came)) is None:
+        return None
+    return came, made_s
+
+
+def _offer(place: Path, *, is_new: bool) -> str:
     made_s = snapshot_creation_seconds(place) or 0.0
     ambient.offer_snapshot(place.name, place, made_s=made_s)
-    return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
+    return f"snapshot ({'just made' if is_new else 'made earlier'} in {show_seconds(made_s)})"
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:
@@ -138,30 +149,30 @@ def _flush(folder: Path) -> None:
 
 def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: str) -> tuple[LoadedParts, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
-    came = ambient.local_path(place.name)
-    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
+    if received := received_snapshot(place):
+        came, made_s = received
         try:
-            loaded = _read(str(came), dtype=dtype, devices=devices)
+            return _read(str(came), dtype=dtype, devices=devices), _received(made_s)
         except Exception as error:
             log.warning("the snapshot %s of another pilot cannot be loaded (%s); a new snapshot is made", came, error)
-        else:
-            return loaded, f"snapshot (another pilot made it in {show_seconds(made_s)})"
     for _ in range(2):
         try:
             made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
         except OSError as error:
             log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
             break
-        made_s = snapshot_creation_seconds(place) or 0.0
         try:
             loaded = _read(str(place), dtype=dtype, devices=devices)
         except Exception as error:
             aside = rename_damaged_snapshot(place)
             log.warning("the snapshot %s cannot be loaded (%s); moved to %s, made again", place, error, aside.name)
         else:
-            ambient.offer_snapshot(place.name, place, made_s=made_s)
-            return loaded, f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
+            return loaded, _offer(place, is_new=made)
     return _read(path, dtype=dtype, devices=devices), "without a snapshot"
+
+
+def _received(made_s: float) -> str:
+    return f"snapshot (another pilot made it in {show_seconds(made_s)})"
 
 
 def snapshot_creation_seconds(place: Path) -> float | None:

@@ -22,12 +22,8 @@ def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, flo
     """
     logs: dict[str, float] = {}
     left = dict(ratios)
-    while left:
-        joining = [pair for pair in left if not logs or (pair[0] in logs) != (pair[1] in logs)]
-        if not joining:
-            break
-        pair = max(joining, key=lambda pair: (left[pair][1], pair))
-        slower, other = pair
+    while joining := [pair for pair in left if not logs or (pair[0] in logs) != (pair[1] in logs)]:
+        pair = slower, other = max(joining, key=lambda pair: (left[pair][1], pair))
         log = math.log(left.pop(pair)[0])
         if not logs:
             logs[other] = 0.0

@@ -85,23 +85,20 @@ class StepTimes(msgspec.Struct, frozen=True):
         )
 
     def scale_to_speed(self, speed: float) -> StepTimes:
-        """Return the step times on a device that is `speed` times as fast."""
-        prefill, decode = (
-            tuple(msgspec.structs.replace(cell, seconds=cell.seconds / speed) for cell in cells)
-            for cells in (self.prefill, self.decode)
-        )
-        return msgspec.structs.replace(self, prefill=prefill, decode=decode)
+        def scaled(cells: tuple[StepCell, ...]) -> tuple[StepCell, ...]:
+            return tuple(msgspec.structs.replace(cell, seconds=cell.seconds / speed) for cell in cells)
+
+        return msgspec.structs.replace(self, prefill=scaled(self.prefill), decode=scaled(self.decode))
 
     def is_sound(self) -> bool:
         """Return True if no number is negative or too large for a measurement."""
-        cells = (*self.prefill, *self.decode)
+        cells, errors = (*self.prefill, *self.decode), (self.prefill_error, self.decode_error)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
-        errors = [self.prefill_error, self.decode_error]
         return (
             max(len(self.prefill), len(self.decode)) <= MOST_CELLS
-            and all(0 <= number <= _LARGEST for number in numbers)
+            and all(0 <= number <= _LARGEST for number in (*numbers, *(error.mean for error in errors)))
             and all(0 < cell.count <= MOST_SAMPLES for cell in cells)
-            and all(0 <= error.mean <= _LARGEST and 0 <= error.count <= MOST_SAMPLES for error in errors)
+            and all(0 <= error.count <= MOST_SAMPLES for error in errors)
         )
 
 
@@ -127,16 +124,15 @@ class StepTable:
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
-        if not self._rows:
-            raise LookupError("no step has been measured")
         order = self._order
-        at = sum(self._at(place, length)[0] <= tokens for place in order)
+        if not order:
+            raise LookupError("no step has been measured")
         if len(order) == 1:
-            knot = self._at(order[0], length)
-            return knot[1] * tokens / knot[0] if tokens > knot[0] else knot[1]
+            most, seconds = self._at(order[0], length)
+            return seconds * tokens / most if tokens > most else seconds
+        at = sum(self._at(place, length)[0] <= tokens for place in order)
         low = min(max(at - 1, 0), len(order) - 2)
-        before, after = self._at(order[low], length), self._at(order[low + 1], length)
-        return _between(before, after, tokens)
+        return _between(self._at(order[low], length), self._at(order[low + 1], length), tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
         """Return lower bounds of a step's seconds, in total and per token, for 1 to `most` tokens that each attend to
@@ -221,14 +217,6 @@ class StepModel:
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
         return self._tables[prefill].seconds(tokens, length)
 
-    def prompt_s(self, tokens: int, *, part: int = 0) -> float:
-        """Return the seconds to read a prompt in steps of `part` tokens (0 = in one step)."""
-        part, total = part or tokens, 0.0
-        for start in range(0, tokens, part):
-            count = min(part, tokens - start)
-            total += self.step_s(prefill=True, tokens=count, length=start + count / 2)
-        return total
-
     def count_error(self, deviation: float, *, prefill: bool) -> None:
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
@@ -236,9 +224,7 @@ class StepModel:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Add a sample, limited to three times its forecast. Return the added sample and the relative error of the
-        forecast (None without similar samples).
-        """
+        """Add a sample, limited to three times its forecast. Return it and the relative error of the forecast."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
