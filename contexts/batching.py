@@ -140,8 +140,7 @@ class RunningBatch:
     @property
     def due_at(self) -> float:
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
-        dues = [request.due_at for request in (*self.running.values(), *first)]
-        return min(dues, default=math.inf)
+        return min((request.due_at for request in (*self.running.values(), *first)), default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
         """Return why a request can never fit into the cache, or ""."""
@@ -246,13 +245,12 @@ class RunningBatch:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.rows:
-            request = self.waiting[0]
-            size = self.limits.row_tokens(max(self._expected(request), request.length + 1))
-            if size > self._room():
-                size = self.limits.row_tokens(request.length + 1)  # reserve only enough for the next token
-                if size > self._room():
-                    break
-            request.reserved = size
+            request, room = self.waiting[0], self._room()
+            least = self.limits.row_tokens(request.length + 1)  # enough for the next token
+            if least > room:
+                break
+            size = max(least, self.limits.row_tokens(self._expected(request)))
+            request.reserved = size if size <= room else least
             self.running[request.id] = self.waiting.pop(0)
             del self._waiting[request.id]
 
@@ -260,8 +258,6 @@ class RunningBatch:
         evicted: list[int] = []
         full = [request for request in self.running.values() if request.length > request.reserved]
         for request in sorted(full, key=_urgency):
-            if request.id in evicted:
-                continue
             size = self.limits.row_tokens(request.length)
             while request.id in self.running and size - request.reserved > self._room():
                 evicted.append(self._evict())

@@ -40,8 +40,6 @@ _LIMIT_S = 90.0
 """Seconds after which a profile stops once each length has `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
 
-Told = Callable[[float, float], None]
-
 
 def profile_lengths(
     model: EncoderModel,
@@ -51,47 +49,43 @@ def profile_lengths(
     dtype: str = "auto",
     compiled: bool | str = "auto",
     repeats: int = REPEATS,
-    told: Told | None = None,
+    told: Callable[[float, float], None] = lambda *_: None,
 ) -> EncoderProfile:
     """Return the time profile of a model for `lengths`, in ascending order (default: `lengths_to_measure`).
 
     Raises RecipeError for unusable lengths, and ContextError if a runtime cannot be compiled.
     """
     asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
-    _refuse(asked, longest=model.longest)
-    told = told or (lambda *_: None)
+    if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
+        raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(asked)}")
+    if model.longest and asked[-1] > model.longest:
+        raise RecipeError(
+            f"a length of {asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}"
+        )
+    samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
-        samples, is_compiled = _time_runtimes_in_sequence(model, asked, compiled=compiled, repeats=repeats, told=told)
+        is_compiled = _time_compiled_runtimes(model, samples, compiled=compiled, repeats=repeats, told=told)
     else:
-        samples = _time_runtimes_in_rotation(model, asked, repeats=repeats, told=told)
+        _time_runtimes_in_rotation(model, samples, repeats=repeats, told=told)
     return EncoderProfile(
         lengths=tuple(
             LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
             for tokens, taken in samples.items()
         ),
-        name=model.name,
-        dtype=dtype,
-        computed_dtype=str(model.model.dtype).removeprefix("torch."),
-        compiled=compiled,
-        is_compiled=is_compiled,
-        device=device_hardware_name(model.device),
-        threads=torch.get_num_threads(),
-        torch=str(torch.__version__),
-        repeats=min(map(len, samples.values())),
-        measured_at=time.time(),
-    )
+        name=model.name, dtype=dtype, computed_dtype=str(model.model.dtype).removeprefix("torch."), compiled=compiled,
+        is_compiled=is_compiled, device=device_hardware_name(model.device), threads=torch.get_num_threads(),
+        torch=str(torch.__version__), repeats=min(map(len, samples.values())), measured_at=time.time(),
+    )  # fmt: skip
 
 
-Samples = dict[int, list[float]]
-
-
-def _time_runtimes_in_rotation(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
-    runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
+def _time_runtimes_in_rotation(
+    model: EncoderModel, samples: dict[int, list[float]], *, repeats: int, told: Callable[[float, float], None]
+) -> None:
+    """Time all lengths in turn, so that a slow phase of the machine affects all of them equally."""
+    runtimes = {tokens: model.as_runtime(tokens) for tokens in samples}
     for runtime in runtimes.values():
-        for _ in range(_WARM_UP):
-            runtime.time_batch()
-    samples: Samples = {tokens: [] for tokens in lengths}
+        _warm_up(runtime)
     until = time.monotonic() + _LIMIT_S
     for number in range(repeats):
         if number >= _FEWEST_REPEATS and time.monotonic() > until:
@@ -99,35 +93,30 @@ def _time_runtimes_in_rotation(model: EncoderModel, lengths: Sequence[int], *, r
         for tokens, runtime in runtimes.items():
             samples[tokens].append(runtime.time_batch())
         told(number + 1, repeats)
-    return samples
 
 
-def _time_runtimes_in_sequence(
-    model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
-) -> tuple[Samples, bool]:
-    samples: Samples = {}
+def _time_compiled_runtimes(
+    model: EncoderModel, samples: dict[int, list[float]], *, compiled: bool | str, repeats: int,
+    told: Callable[[float, float], None],
+) -> bool:  # fmt: skip
     compiled_all = True
-    for number, tokens in enumerate(lengths):
+    for number, (tokens, taken) in enumerate(samples.items()):
         torch._dynamo.reset()  # torch limits how many compiled variants a network may have
         runtime = model.as_runtime(tokens)
         compile_runtime(runtime, compiled)
         compiled_all &= runtime.is_compiled
-        for _ in range(_WARM_UP):
-            runtime.time_batch()
-        taken = samples[tokens] = list[float]()
-        until = time.monotonic() + _LIMIT_S / len(lengths)
+        _warm_up(runtime)
+        until = time.monotonic() + _LIMIT_S / len(samples)
         while len(taken) < repeats and (len(taken) < _FEWEST_REPEATS or time.monotonic() < until):
             taken.append(runtime.time_batch())
         runtime.close()
-        told(number + 1, len(lengths))
-    return samples, compiled_all
+        told(number + 1, len(samples))
+    return compiled_all
 
 
-def _refuse(lengths: Sequence[int], *, longest: int) -> None:
-    if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
-        raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
-    if longest and lengths[-1] > longest:
-        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model accepts at most {longest}")
+def _warm_up(runtime: EncoderModel) -> None:
+    for _ in range(_WARM_UP):
+        runtime.time_batch()
 
 
 Text = str | tuple[str, str]
@@ -313,10 +302,8 @@ class EncoderModel:
             raise ValueError(f"{self.name} needs another embedding: {self.facts.trouble}; set pooling= to ignore this")
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
-        if not found:
-            return np.zeros((0, 0), dtype=np.float32), 0
-        vectors = np.stack(found)
-        if normalize:
+        vectors = np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
+        if normalize and found:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors, sum(len(row.ids) for row in rows)
 
@@ -341,51 +328,45 @@ class EncoderModel:
         shares = [self._probabilities(row.astype(np.float64)) for row in scores]
         return [dict(zip(self.labels, row.tolist(), strict=True)) for row in shares]
 
-    def _probabilities(self, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _probabilities(self, scores: Any) -> Any:
         problem = self.model.config.problem_type
         if problem == "regression":
             return scores
         if problem == "multi_label_classification" or len(scores) == 1:
             return 1.0 / (1.0 + np.exp(-scores))
         likely = np.exp(scores - scores.max())
-        shares: npt.NDArray[np.float64] = likely / likely.sum()
-        return shares
+        return likely / likely.sum()
 
     # ---- tokens
 
     def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
         if isinstance(texts, str):
             raise ValueError("texts must be a list of texts, and is one text; write [text]")
-        if not texts:
-            return []
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")
         how = {"truncation": True, "max_length": self.longest} if truncate and self.longest else {}
-        stop, ids, types = ambient.current_call_stop(), list[Any](), list[Any]()
+        stop, rows = ambient.current_call_stop(), list[TokenRow]()
         for start in range(0, len(pairs), AT_ONCE):
             stop.check()
             some = zip(*pairs[start : start + AT_ONCE], strict=True)
             with self._reading:  # the tokenizer stores its truncation setting, so calls must not overlap
                 found = self.tokenizer(*map(list, some), verbose=False, **how)
-            ids += found["input_ids"]
-            types += found.get("token_type_ids") or [[]] * len(found["input_ids"])
-        for number, row in enumerate(ids if check else ()):
-            if not row:
+            ids = found["input_ids"]
+            rows += map(TokenRow, ids, found.get("token_type_ids") or [[]] * len(ids))
+        for number, row in enumerate(rows if check else ()):
+            if not row.ids:
                 raise ValueError(f"text {number} is empty; the model needs at least one token")
-            if self.longest and len(row) > self.longest:
-                self._refuse(number, len(row))
-        return [TokenRow(*row) for row in zip(ids, types, strict=True)]
+            if self.longest and len(row.ids) > self.longest:
+                self._refuse(number, len(row.ids))
+        return rows
 
     def _refuse(self, number: int, tokens: int) -> None:
         advice = "Split it, or use only its beginning: truncate=True"
         if self.runtime is None:
             raise ValueError(f"text {number} has {tokens} tokens; the model accepts at most {self.longest}. {advice}")
-        raise InputTooLongError(
-            f"text {number} has {tokens} tokens; this runtime accepts at most {self.longest}. Use a longer"
-            f" runtime. {advice}",
-            tokens=tokens, longest=self.longest,
-        )  # fmt: skip
+        told = f"text {number} has {tokens} tokens; this runtime accepts at most {self.longest}. Use a longer runtime."
+        raise InputTooLongError(f"{told} {advice}", tokens=tokens, longest=self.longest)
 
     def _batch(self, batch_size: int) -> int:
         if batch_size < 1:
@@ -408,12 +389,11 @@ class EncoderModel:
     def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         return build_model_inputs(rows, self.runtime, padding=self._padding, device=self._device)
 
-    def _forward(self, kind: Hashable, rows: list[TokenRow]) -> torch.Tensor:
+    def _forward(self, kind: Hashable, rows: list[TokenRow]) -> Any:
         inputs, lengths = self._inputs(rows)
         if kind == "classify":
-            scores: torch.Tensor = self._networks["classify"](**inputs).logits
-            return scores
-        states: torch.Tensor = self._networks["embed"](**inputs).last_hidden_state
+            return self._networks["classify"](**inputs).logits
+        states = self._networks["embed"](**inputs).last_hidden_state
         if kind == "cls":
             return states[:, 0]
         if kind == "last":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import threading
 import time
@@ -52,15 +53,8 @@ class StoredTensor(NamedTuple):
 class _Piece(NamedTuple):
     stored: StoredTensor
     offset: int
-    size_bytes: int
-
-    @property
-    def start(self) -> int:
-        return self.stored.start + self.offset
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size_bytes
+    start: int
+    end: int
 
 
 class _Entry(msgspec.Struct):
@@ -75,8 +69,8 @@ def stored_tensors(folder: str | Path) -> list[StoredTensor]:
     if single.exists():
         return _read_tensor_entries(single)
     index = msgspec.json.decode(Path(folder, "model.safetensors.index.json").read_bytes(), type=_ShardIndex)
-    names = sorted(set(index.weight_map.values()))
-    return [stored for name in names for stored in _read_tensor_entries(Path(folder, Path(name).name))]
+    names = sorted({Path(name).name for name in index.weight_map.values()})
+    return [stored for name in names for stored in _read_tensor_entries(Path(folder, name))]
 
 
 class _ShardIndex(msgspec.Struct):
@@ -88,14 +82,12 @@ def _read_tensor_entries(file: Path) -> list[StoredTensor]:
         length = int.from_bytes(opened.read(8), "little")
         if length > _MOST_HEADER_BYTES:
             raise ValueError(f"{file}: its header would take {show_bytes(length)}; it is not a safetensors file")
-        header = opened.read(length)
+        entries = msgspec.json.decode(opened.read(length), type=dict[str, msgspec.Raw])
         size = os.fstat(opened.fileno()).st_size
-    entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     entries.pop("__metadata__", None)
-    begin = 8 + length
+    begin = end = 8 + length
     found = [_stored(name, msgspec.json.decode(raw, type=_Entry), file, begin) for name, raw in entries.items()]
     found.sort(key=lambda stored: (stored.start, stored.size_bytes))
-    end = begin
     for stored in found:
         if stored.start != end:
             raise ValueError(f"{file}: {stored.name} begins at byte {stored.start:,}, not {end:,}; the file is damaged")
@@ -110,9 +102,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
     if dtype is None:
         raise ValueError(f"{file}: {name} has the dtype {entry.dtype}, which is not streamed")
     first, end = entry.data_offsets
-    size = dtype.itemsize
-    for length in entry.shape:
-        size *= length
+    size = dtype.itemsize * math.prod(entry.shape)
     if first < 0 or min(entry.shape, default=0) < 0 or end - first != size:
         raise ValueError(f"{file}: {name} does not fit its place; the file is damaged")
     return StoredTensor(name, str(file), begin + first, size, dtype, entry.shape)
@@ -202,26 +192,23 @@ class WeightStream:
     def _read_all(self, files: dict[str, int]) -> None:
         spans = deque(_split_into_spans(self._stored, self._buffer_bytes))
         readers = min(self._readers, len(spans))
-        if not readers:
-            return
-        with ThreadPoolExecutor(readers, thread_name_prefix="stoker-weights") as pool:
+        with ThreadPoolExecutor(readers or 1, thread_name_prefix="stoker-weights") as pool:
             for future in [pool.submit(self._read, files, spans) for _ in range(readers)]:
                 future.result()
 
     def _read(self, files: dict[str, int], spans: deque[list[_Piece]]) -> None:
         try:
             with Staging(self._device, self._buffer_bytes) as staging:
-                while spans and not self._stopped:
+                while not self._stopped:
                     try:
                         span = spans.popleft()
-                    except IndexError:  # another reader has taken the last span
+                    except IndexError:
                         return
                     buffer = staging.next_buffer()
                     start, file = span[0].start, span[0].stored.file
                     read_exactly(files[file], memoryview(buffer.numpy())[: span[-1].end - start], start, name=file)
                     for piece in span:
-                        at = piece.start - start
-                        self._copy(piece, buffer[at : at + piece.size_bytes], staging)
+                        self._copy(piece, buffer[piece.start - start : piece.end - start], staging)
                     staging.mark_used()
         except BaseException:
             self._stopped = True
@@ -229,11 +216,12 @@ class WeightStream:
 
     def _copy(self, piece: _Piece, source: torch.Tensor, staging: Staging) -> None:
         dtype, flat = piece.stored.dtype, self._tensors[piece.stored.name].view(-1)
-        target = flat[piece.offset // dtype.itemsize : (piece.offset + piece.size_bytes) // dtype.itemsize]
+        first, size = piece.offset // dtype.itemsize, len(source) // dtype.itemsize
+        target = flat[first : first + size]
         if flat.dtype == dtype:
             target.view(torch.uint8).copy_(source, non_blocking=True)
         else:
-            there = staging.scratch()[: piece.size_bytes]
+            there = staging.scratch()[: len(source)]
             there.copy_(source, non_blocking=True)
             target.copy_(there.view(dtype))
 
@@ -288,11 +276,9 @@ class Staging:
 
 
 def release_pinned_memory() -> None:
-    for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
-        release = getattr(owner, name, None)
-        if release is not None:
-            release()
-            return
+    release = getattr(torch.accelerator, "empty_host_cache", None) or getattr(torch._C, "_host_emptyCache", None)
+    if release is not None:
+        release()
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
@@ -309,12 +295,11 @@ def _split_into_spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[l
     spans: list[list[_Piece]] = []
     for each in stored:
         for offset in range(0, each.size_bytes, most_bytes):
-            piece = _Piece(each, offset, min(most_bytes, each.size_bytes - offset))
-            last = spans[-1] if spans else []
-            if last and last[0].stored.file == each.file and 0 <= piece.end - last[0].start <= most_bytes:
-                last.append(piece)
-            else:
-                spans.append([piece])
+            end = each.start + min(offset + most_bytes, each.size_bytes)
+            first = spans[-1][0] if spans else None
+            if first is None or first.stored.file != each.file or not 0 <= end - first.start <= most_bytes:
+                spans.append([])
+            spans[-1].append(_Piece(each, offset, each.start + offset, end))
     return spans
 
 
@@ -385,13 +370,14 @@ class StreamedWeights:
         self.told = f"{BY_TRANSFORMERS}: {why.splitlines()[0]}"
 
     def _begin(self) -> None:
+        place = Path(self._place)
         if "gguf_file" in self._more:
             raise UnusualModelError("a GGUF file")
-        if not os.path.isdir(self._place):
+        if not place.is_dir():
             raise UnusualModelError("no folder")
-        if Path(self._place, "adapter_config.json").exists():
+        if (place / "adapter_config.json").exists():
             raise UnusualModelError("it has an adapter")
-        if not any(Path(self._place).glob("model*.safetensors")):
+        if not any(place.glob("model*.safetensors")):
             raise UnusualModelError("no safetensors")
         config = AutoConfig.from_pretrained(self._place, local_files_only=True)
         for unusual in ("quantization_config", "auto_map", "transformers_weights"):
@@ -404,11 +390,12 @@ class StreamedWeights:
             raise UnusualModelError(f"its dtype is {dtype}")
         self._config, self._final_dtype = config, dtype
         places = [(each, layer_split.device_of_module(self._map, each.name)) for each in stored_tensors(self._place)]
-        streams = [
-            WeightStream([each for each, there in places if there == device], device=device, dtype=dtype)
+        self._streams = [
+            self._scope.enter_context(
+                WeightStream([each for each, there in places if there == device], device=device, dtype=dtype)
+            )
             for device in self._devices
         ]
-        self._streams = [self._scope.enter_context(stream) for stream in streams]
 
     def _build_model_from_streams(self, kind: Any) -> Any:
         tensors = {name: tensor for stream in self._streams for name, tensor in stream.wait().items()}
@@ -423,9 +410,7 @@ class StreamedWeights:
                 raise UnusualModelError(f"{what}: {', '.join(sorted(map(str, info[what]))[:3])}")
         if copied := _copied(model, tensors):
             torch.cuda.empty_cache()
-            if any(
-                stream.converts for stream in self._streams
-            ):  # a copied weight may have been converted twice and lost precision
+            if any(stream.converts for stream in self._streams):  # a weight that is converted twice loses precision
                 why = "is made of other weights or keeps its own dtype, so it may have lost precision"
                 raise UnusualModelError(f"the weight {copied} {why}")
         model.config.name_or_path = model.name_or_path = self._place
@@ -433,6 +418,16 @@ class StreamedWeights:
             model.generation_config = _generation_config(self._place)
         self.told = " and ".join(stream.told() for stream in self._streams)
         return model
+
+
+@contextlib.contextmanager
+def _skip_allocator_warmup() -> Iterator[None]:
+    plain = modeling_utils.caching_allocator_warmup
+    modeling_utils.caching_allocator_warmup = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        modeling_utils.caching_allocator_warmup = plain
 
 
 def streams_to(device: str) -> bool:
@@ -452,16 +447,6 @@ def _generation_config(place: str) -> Any:
         return GenerationConfig.from_pretrained(
             place, config_file_name="config.json", _from_model_config=True, local_files_only=True
         )
-
-
-@contextlib.contextmanager
-def _skip_allocator_warmup() -> Iterator[None]:
-    plain = modeling_utils.caching_allocator_warmup
-    modeling_utils.caching_allocator_warmup = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        modeling_utils.caching_allocator_warmup = plain
 
 
 def computation_dtype(dtype: str, *, path: str, device: str) -> Any:

@@ -194,10 +194,5 @@ class TextWriter:
 
 def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
     """Order prompts longest first, so that a too long prompt fails before other texts are written."""
-    if all_sorted:
-        return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
-    order = list(range(len(rows)))
-    if rows:
-        longest = max(order, key=lambda place: len(rows[place]))
-        order.insert(0, order.pop(longest))
-    return order
+    order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+    return order if all_sorted or not order else [order[0], *sorted(order[1:])]

@@ -96,26 +96,20 @@ def source_of(name: str) -> ModuleSource | None:
 
 
 def _find_module_spec(name: str) -> ModuleSpec | None:
-    parent = name.rpartition(".")[0]
+    parent, _, child = name.rpartition(".")
     try:
         if not parent:
             return importlib.util.find_spec(name)
         module = sys.modules.get(parent)
         above = None if module is not None else _find_module_spec(parent)
         places = getattr(module, "__path__", None) if above is None else above.submodule_search_locations
-        return _find_submodule_spec(name, list(places)) if places is not None else None
-    except (ImportError, ValueError):
-        return None
-
-
-def _find_submodule_spec(name: str, places: list[str]) -> ModuleSpec | None:
-    try:
-        return PathFinder.find_spec(name, places)
+        return PathFinder.find_spec(name, list(places)) if places is not None else None
     except KeyError:  # the package is not imported, and the folder lacks `__init__.py`
         spec = ModuleSpec(name, None, is_package=True)
-        child = name.rpartition(".")[2]
-        spec.submodule_search_locations = [os.path.join(place, child) for place in places]
+        spec.submodule_search_locations = [os.path.join(place, child) for place in places or ()]
         return spec
+    except (ImportError, ValueError):
+        return None
 
 
 _linked: dict[str, bool] = {}
@@ -171,11 +165,8 @@ def version_of_package(top: str) -> str:
 
 
 def _file_of(module: ModuleType) -> str | None:
-    file: str | None = getattr(module, "__file__", None)
-    if file:
-        return os.path.abspath(file)
-    places: list[str] = list(getattr(module, "__path__", ()))
-    return os.path.abspath(places[0]) if places else None
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return os.path.abspath(file) if file else None
 
 
 @functools.cache

@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
@@ -49,6 +48,7 @@ from stoker.manager.environment.members import (
     ArchiveMember,
     MemberKind,
     inspect_environment,
+    interpreter_file,
     interpreter_members,
     package_members,
 )
@@ -58,11 +58,7 @@ from stoker.site import EnvironmentKind, Site
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of, write_whole
 
-# ---- archive
-
-
 # ---- the tar file
-
 
 TIME_S = 315_532_800
 """Modification time of every file in an archive: 1980, the earliest year that all tools support."""
@@ -73,16 +69,15 @@ Progress = Callable[[int, int], None]
 """Receives the number of bytes packed so far and in total."""
 
 
-def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
+def write_archive(path: Path, members: Sequence[ArchiveMember], *, on_progress: Progress | None = None) -> None:
     """Write an archive. Raises OSError."""
-    known = list(members)
-    total, done = sum(member.size_bytes for member in known), 0
+    total, done = sum(member.size_bytes for member in members), 0
     with (
         path.open("xb") as file,
         _Compressor(file) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar,
     ):
-        for member in known:
+        for member in members:
             _add(tar, member)
             done += member.size_bytes
             if on_progress is not None:
@@ -128,13 +123,10 @@ class _Compressor(io.RawIOBase):
         self._block = bytearray()
         self._under_way: deque[Future[bytes]] = deque()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._begin()
-                self._finish(most_left=0)
+                self._compress_block(most_left=0)
         finally:
             self._pool.shutdown(cancel_futures=True)
 
@@ -144,22 +136,18 @@ class _Compressor(io.RawIOBase):
     def write(self, data: bytes) -> int:  # type: ignore[override]  # tarfile passes bytes
         self._block += data
         if len(self._block) >= _BLOCK_BYTES:
-            self._begin()
-            self._finish(most_left=2 * self._workers)
+            self._compress_block(most_left=2 * self._workers)
         return len(data)
 
-    def _begin(self) -> None:
+    def _compress_block(self, *, most_left: int) -> None:
         if self._block:
             self._under_way.append(self._pool.submit(gzip.compress, bytes(self._block), 1, mtime=0))
             self._block = bytearray()
-
-    def _finish(self, *, most_left: int) -> None:
         while len(self._under_way) > most_left:
             self._target.write(self._under_way.popleft().result())
 
 
 # ---- the environment's archives
-
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
@@ -189,54 +177,46 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
     Raises ConfigError if packing is impossible, and SessionError if disk space is missing.
     """
     installed = inspect_environment()
-    place = state_folder() / "environments"
+    place, base = state_folder() / "environments", ""
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
-    base = None
     if not python:
-        executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+        executable = interpreter_file()
         facts = os.stat(executable)
         parts = "\0".join((sys.version, executable, str(facts.st_size), str(facts.st_mtime_ns)))
         key = hashlib.sha256(parts.encode(errors="replace")).hexdigest()[:32]
-        base = _archive(place, f"interpreter-{key}", interpreter_members, None)
-    return Packed(
-        packages=packages.object,
-        unpacked_bytes=packages.unpacked_bytes,
-        python=PYTHON,
-        interpreter=python,
-        base=base.object.source if base is not None else "",
-    )
+        base = _archive(place, f"interpreter-{key}", interpreter_members, None).object.source
+    return Packed(packages.object, packages.unpacked_bytes, PYTHON, python, base)
 
 
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
     """Return the archive with this name. If it is missing, pack it while other processes wait."""
-    known = []
+    size_bytes = 0
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (place / f"{name}.lock").open("ab") as turn:
             locks.wait(turn.fileno())
             facts, path = place / f"{name}.json", place / f"{name}.tar.gz"
-            found = None
             with suppress(OSError, *UNREADABLE):
                 found = msgspec.json.decode(facts.read_bytes(), type=Archive)
-            if found is not None and path.exists():
-                os.utime(facts)
-                return found
+                if path.exists():
+                    os.utime(facts)
+                    return found
             _forget_old(place)
             known = members()
+            size_bytes = sum(member.size_bytes for member in known)
             # The draft has a fixed name, so that killed writers leave at most one large draft.
             with draft_of(path, draft=place / f"{name}.draft") as draft:
                 draft.unlink(missing_ok=True)
                 write_archive(draft, known, on_progress=on_progress)
-            made = Archive(object_of(path), sum(member.size_bytes for member in known))
+            made = Archive(object_of(path), size_bytes)
             write_whole(facts, msgspec.json.encode(made))
             return made
     except OSError as error:
-        size = show_bytes(sum(member.size_bytes for member in known))
         raise SessionError(
-            f"the environment ({size}) could not be packed in {place}: {error}; free space there, or set another folder"
-            " with STOKER_HOME"
+            f"the environment ({show_bytes(size_bytes)}) could not be packed in {place}: {error}; free space there, or"
+            " set another folder with STOKER_HOME"
         ) from error
 
 
@@ -251,14 +231,9 @@ def _forget_old(place: Path) -> None:
 CARRIED_AS = "session"
 """Name of the copied folder in a job's sandbox."""
 _STARTER = (
-    "connections.py",
-    "errors.py",
-    "log_files.py",
-    "whole_files.py",
-    "contexts/manifest.py",
-    "pilot/starter/*.py",
+    "connections.py", "errors.py", "log_files.py", "whole_files.py", "contexts/manifest.py", "pilot/starter/*.py",
     "pilot/transfer/*.py",
-)
+)  # fmt: skip
 """Files of this package that `start.pyz` contains."""
 
 
@@ -324,7 +299,6 @@ def _write_starter(target: Path, root: Path) -> None:
 
 
 # ---- for the sites of a session
-
 
 log = logging.getLogger("stoker")
 

@@ -20,6 +20,7 @@ Bytecode is packed, because compiling PyTorch takes tens of seconds.
 from __future__ import annotations
 
 import enum
+import glob
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -28,10 +29,13 @@ import os
 import re
 import shutil
 import site
+import struct
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
@@ -41,11 +45,7 @@ from stoker.contexts.user_code import editable_modules, folders_in_pth_files, re
 from stoker.errors import ConfigError
 from stoker.protocol.session import PYTHON
 
-# ---- installed
-
-
 # ---- files below a folder
-
 
 SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"})
 
@@ -105,7 +105,6 @@ def file_listing_digest(path: str) -> str:
 
 # ---- the environment
 
-
 _FORMAT = "stoker-environment-1"
 """Part of the environment's key, which changes with the layout of archives."""
 
@@ -136,21 +135,12 @@ def inspect_environment() -> Installed:
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
     folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
-    editables = tuple(
-        {
-            one.name: one
-            for one in [*_editables_of_finders(), *_editables_in_pth_files(folders), *_pip_target_packages()]
-        }.values()
-    )
+    all_editables = chain(_editables_of_finders(), _editables_in_pth_files(folders), _pip_target_packages())
+    editables = tuple({one.name: one for one in all_editables}.values())
     _check_editables(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
-    return Installed(
-        folders=folders,
-        editables=editables,
-        scripts=sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else "",
-        conda=conda,
-        key=_key(folders, editables, conda),
-    )
+    scripts = sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else ""
+    return Installed(folders, editables, scripts, conda, key=_key(folders, editables, conda))
 
 
 def _editables_in_pth_files(folders: Iterable[str]) -> Iterator[Editable]:
@@ -178,10 +168,7 @@ def _pip_target_packages() -> Iterator[Editable]:
 
 
 def _contains_python(folder: str) -> bool:
-    try:
-        return any(name.endswith((".py", ".so")) for name in os.listdir(folder))
-    except OSError:
-        return False
+    return bool(glob.glob("*.py", root_dir=folder) or glob.glob("*.so", root_dir=folder))
 
 
 def _editables_of_finders() -> Iterator[Editable]:
@@ -210,9 +197,8 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
     parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
     for place, folder in enumerate(folders):
         parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
-    parts += (
-        sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []
-    )  # conda-meta has one file per package and build
+    if conda:  # conda-meta has one file per package and build
+        parts += sorted(os.listdir(os.path.join(conda, "conda-meta")))
     records = []
     for distribution in importlib.metadata.distributions(path=list(folders)):
         record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
@@ -220,17 +206,11 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
         records.append(f"{distribution.metadata['Name']} {distribution.version} {digest}")
     parts += sorted(records)
     parts += [f"{one.name} {file_listing_digest(one.path)}" for one in editables]
-    whole = hashlib.sha256()
-    for part in parts:
-        data = part.encode(errors="replace")
-        whole.update(len(data).to_bytes(8, "big") + data)
-    return whole.hexdigest()[:32]
+    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:32]
 
 
 # ---- members
 
-
-_HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
@@ -276,30 +256,27 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
                 found[member.name] = member
         taken |= here
     for one in installed.editables:
+        place = packages + one.name
         if one.name in taken:
             if not one.is_first:
                 continue
-            hidden = packages + one.name
-            kept = [name for name in found if name != hidden and not name.startswith(f"{hidden}/")]
-            found = {name: found[name] for name in kept}
-        if os.path.isdir(one.path):
-            new = list(_members(one.path, prefix=f"{packages}{one.name}/"))
-        else:
-            new = [ArchiveMember(packages + one.name, one.path, os.path.getsize(one.path))]
-        found.update((member.name, member) for member in new)
+            found = {name: found[name] for name in found if name != place and not name.startswith(f"{place}/")}
+        new = [ArchiveMember(place, one.path, os.path.getsize(one.path))] if os.path.isfile(one.path) else []
+        found.update((member.name, member) for member in new or _members(one.path, prefix=f"{place}/"))
     others = list(_script_members(installed.scripts)) if installed.scripts else []
     for part in ("lib", "share", "ssl", "etc", "libexec") if installed.conda else ():
-        if os.path.isdir(os.path.join(installed.conda, part)):
-            place = os.path.join(installed.conda, part)
-            others += _members(place, prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
+        others += _members(os.path.join(installed.conda, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
     found.update((member.name, member) for member in others)
     return sorted(found.values())
 
 
+def interpreter_file() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
 def interpreter_members() -> list[ArchiveMember]:
     """Return the interpreter and its standard library. Raises ConfigError."""
-    executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-    library = sysconfig.get_path("stdlib")
+    executable, library = interpreter_file(), sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):
         raise ConfigError(
             f"the interpreter cannot be packed: {executable} or {library} does not exist; set [environment] python to"
@@ -307,9 +284,9 @@ def interpreter_members() -> list[ArchiveMember]:
             key="python",
         )
     name = f"python{PYTHON}"
-    place = os.path.relpath(library, sys.base_prefix)
     members = [ArchiveMember(f"base/bin/{name}", executable, os.path.getsize(executable), executable=True)]
     members.append(ArchiveMember("base/bin/python3", name, 0, MemberKind.LINK))
+    place = os.path.relpath(library, sys.base_prefix)
     members += _members(library, prefix=f"base/{place}/", skip=_NOT_NEEDED.fullmatch)
     members += _members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
     members += _shared_library_members([member.path for member in members if ".so" in member.name or member.executable])
@@ -332,14 +309,12 @@ def _members(folder: str, *, prefix: str, skip: Skip = lambda _name: False) -> I
 
 def _valid_bytecode_path(source: FoundFile) -> str | None:
     compiled = importlib.util.cache_from_source(source.path)
-    try:
-        with open(compiled, "rb") as file:
-            head = file.read(16)
-    except OSError:
-        return None
-    said = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
-    is_now = int(source.facts.st_mtime) & 0xFFFFFFFF, source.facts.st_size & 0xFFFFFFFF
-    return compiled if head[:8] == _HEAD and said == is_now else None
+    time_s, size = int(source.facts.st_mtime) & 0xFFFFFFFF, source.facts.st_size & 0xFFFFFFFF
+    wanted = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, time_s, size)
+    with suppress(OSError), open(compiled, "rb") as file:
+        if file.read(16) == wanted:
+            return compiled
+    return None
 
 
 def _script_members(folder: str) -> Iterator[ArchiveMember]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from stoker.connections import split_address
 from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
-from stoker.pilot.starter.place import KEPT_S, Environments, StartError, base_folder, environ_for, finish
+from stoker.pilot.starter.place import Environments, StartError, base_folder, environ_for, finish
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import SEED_FILE, FetchSettings, ObjectFetch, read_key
@@ -76,12 +76,9 @@ class Serving:
         self._lost: set[str] = set()
         self._found_no_source = False
         self._fetch = ObjectFetch(
-            name,
-            self._draft,
-            means=FetchSettings(key=key),
-            lost=lambda source, _why: self._lost.add(source.address),
-            begun=self._served.hold,
-        )
+            name, self._draft, means=FetchSettings(key=key), lost=lambda source, _why: self._lost.add(source.address),
+            begun=lambda copy: setattr(self._served, "copy", copy),
+        )  # fmt: skip
         self._server = ObjectServer(self._served, key=key, host=wire.local_address_for_host(split_address(seed)[0]))
         self._whole = threading.Event()
         self._closed = threading.Event()
@@ -105,9 +102,8 @@ class Serving:
         for pause_s in chain(_REPORT_PAUSES_S, repeat(_REPORT_PAUSES_S[-1])):
             with suppress(wire.PeerError):  # the seed is busy or does not answer: fetch from the known sources
                 others = self._meet()
-            self._fetch.offer(
-                [ObjectSource(address=self._seed, origin=True), *(ObjectSource(address=one) for one in others)]
-            )
+            sources = [ObjectSource(address=self._seed, origin=True)]
+            self._fetch.offer(sources + [ObjectSource(address=one) for one in others])
             if self._closed.wait(pause_s):
                 return
 
@@ -115,16 +111,10 @@ class Serving:
         lost = sorted(self._lost - {self._seed})
         no_use = bool(lost) and not self._fetch.outcome().peer_bytes
         found = meet(
-            self._name,
-            self._server.address,
-            have=self._served.pieces(),
-            wants=not self._whole.is_set(),
-            lost=lost,
-            alone=no_use and (len(lost) >= TRIES or self._found_no_source),
-            again_s=_REPORT_PAUSES_S[-1],
-            seed=self._seed,
-            key=self._key,
-        )
+            self._name, self._server.address, have=self._served.pieces(), wants=not self._whole.is_set(), lost=lost,
+            alone=no_use and (len(lost) >= TRIES or self._found_no_source), again_s=_REPORT_PAUSES_S[-1],
+            seed=self._seed, key=self._key,
+        )  # fmt: skip
         self._found_no_source = not found
         return found
 
@@ -132,18 +122,14 @@ class Serving:
 class _ServedArchive:
     def __init__(self, name: str) -> None:
         self._name = name
-        self._copy: ObjectCopy | None = None
-
-    def hold(self, copy: ObjectCopy) -> None:
-        self._copy = copy
+        self.copy: ObjectCopy | None = None
 
     def pieces(self) -> bytes:
-        copy = self._copy
-        return pack_piece_bits(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
+        return pack_piece_bits(list(self.copy.arrivals), len(self.copy.pieces)) if self.copy is not None else b""
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        yield self._copy if name == self._name else None
+        yield self.copy if name == self._name else None
 
     def expects(self, name: str) -> bool:
         return name == self._name
@@ -213,16 +199,10 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(file.read_bytes())
         packages = facts["packages"]
-        for value, kind in (
-            (packages["name"], str),
-            (packages["source"], str),
-            (packages["size_bytes"], int),
-            (facts["unpacked_bytes"], int),
-            (facts["interpreter"], str),
-            (facts["python"], str),
-        ):
-            if not isinstance(value, kind):
-                raise ValueError(f"the value {value!r} must be a {kind.__name__}")
+        texts = packages["name"], packages["source"], facts["interpreter"], facts["python"]
+        for value in (*texts, packages["size_bytes"], facts["unpacked_bytes"]):
+            if not isinstance(value, str if value in texts else int):
+                raise ValueError(f"the value {value!r} has a wrong type")
         return facts
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StartError(
@@ -232,12 +212,11 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:
     packages, named = facts["packages"], facts["interpreter"]
-    kept_s = KEPT_S if given.cache_age is None else given.cache_age
-    home = Environments(base_folder(given.scratch), kept_s=kept_s)
+    home = Environments(base_folder(given.scratch), kept_s=given.cache_age)
     name = packages["name"].partition(".")[0][-32:] + ("-" + "".join(filter(str.isalnum, named)) if named else "")
     folder = home.enter(
         name,
-        room_bytes=int(facts["unpacked_bytes"]) + int(packages["size_bytes"]),
+        room_bytes=facts["unpacked_bytes"] + packages["size_bytes"],
         get=lambda archive: get_packages(packages, archive, session=Path(given.session)),
         finish=lambda place: finish(place, version=facts["python"], named=named, base=Path(given.here) / "base.tar.gz"),
     )

@@ -48,13 +48,11 @@ def base_folder(given: str) -> Path:
         parent = parent or os.environ.get(name, "")
     first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
     try:
-        base = create_private_folder(first)
+        base, why = create_private_folder(first), "it belongs to another user"
     except OSError as error:
-        raise StartError(
-            f"no folder could be created at {first}: {error}; set [pilot] scratch to another folder"
-        ) from error
+        base, why = None, str(error)
     if base is None:
-        raise StartError(f"{first} belongs to another user; set [pilot] scratch to another folder")
+        raise StartError(f"no folder could be created at {first}: {why}; set [pilot] scratch to another folder")
     return base
 
 
@@ -70,10 +68,10 @@ def create_private_folder(first: Path) -> Path | None:
 
 
 class Environments:
-    def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES, kept_s: float = KEPT_S) -> None:
+    def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES, kept_s: float | None = None) -> None:
         self._root = base / "environments"
         self._keep_bytes = keep_bytes
-        self._kept_s = kept_s
+        self._kept_s = KEPT_S if kept_s is None else kept_s
         self._root.mkdir(mode=0o700, exist_ok=True)
 
     def archive(self, name: str) -> Path:
@@ -111,20 +109,20 @@ class Environments:
 
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
-        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # the environment is incomplete now
+        files = folder.with_name(f"{folder.name}.files")
+        files.unlink(missing_ok=True)  # the environment is incomplete now
         archive = self.archive(folder.name)
         get(archive)
         if folder.is_dir():  # files are missing, and other pilots may run here: keep the complete files
             unpack(archive, folder, missing_only=True)
-            finish(folder)
         else:
             draft = folder.with_name(f"{folder.name}.draft")
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(0o700)
             unpack(archive, draft)
             draft.rename(folder)
-            finish(folder)
-        folder.with_name(f"{folder.name}.files").write_text(str(_count(folder)))
+        finish(folder)
+        files.write_text(str(_count(folder)))
 
     def _is_whole(self, folder: Path) -> bool:
         try:

@@ -21,13 +21,9 @@ from stoker.log_files import SeldomLog
 # ---- messages
 
 THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
-)
+)  # fmt: skip
 """Environment variables that set the thread pools of numeric libraries on import."""
 
 
@@ -126,29 +122,16 @@ class Zygote:
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         single["CUDA_VISIBLE_DEVICES"] = ""  # each library sets this variable; CUDA cannot be used after a fork
+        arguments = map(str, (theirs.fileno(), os.getpid(), scratch))
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "stoker.pilot.zygote",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    str(scratch),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**environ, **single},
-                start_new_session=True,
-                umask=umask,
-            )
+                [sys.executable, "-P", "-m", "stoker.pilot.zygote", *arguments], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**environ, **single},
+                start_new_session=True, umask=umask,
+            )  # fmt: skip
         connections.restore_descriptor_limit(self._process.pid)
         self._sock.setblocking(False)
-        self._unsent.append((_encode(Preload(modules=(*_ENTRY_MODULES, *preload))), None))
-        self.push()
+        self._order(Preload(modules=(*_ENTRY_MODULES, *preload)))
 
     @property
     def pid(self) -> int:
@@ -171,6 +154,13 @@ class Zygote:
             raise
         self.libraries.add(order.library)
 
+    def kill(self, library: int, how: int = signal.SIGKILL) -> None:
+        self._order(Kill(library=library, signal=how))
+
+    def _order(self, order: ToZygote) -> None:
+        self._unsent.append((_encode(order), None))
+        self.push()
+
     def push(self) -> None:
         """Send queued orders until the socket is full."""
         try:
@@ -183,19 +173,12 @@ class Zygote:
         while self._unsent:
             data, sock = self._unsent[0]
             try:
-                if sock is None:
-                    self._sock.send(data)
-                else:
-                    socket.send_fds(self._sock, [data], [sock.fileno()])
+                socket.send_fds(self._sock, [data], [sock.fileno()] if sock is not None else [])
             except BlockingIOError:
                 return
             self._unsent.popleft()
             if sock is not None:
                 sock.close()
-
-    def kill(self, library: int, how: int = signal.SIGKILL) -> None:
-        self._unsent.append((_encode(Kill(library=library, signal=how)), None))
-        self.push()
 
     def receive(self) -> list[FromZygote] | None:
         """Return the received messages, or None once the zygote has ended."""

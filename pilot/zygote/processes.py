@@ -7,6 +7,7 @@ Therefore they may run for LIMIT_S seconds longer than a killed library.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import signal
@@ -20,9 +21,6 @@ import psutil
 
 LIMIT_S = 5.0  # seconds; PyTorch's shared memory manager waits 2 s after the last user of its segments
 
-_TRACKER_COMMAND = b"resource_tracker import main"
-_TORCH = b"torch_shm_manager"
-_SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
 _EXITING = 0x4  # a flag in /proc/PID/stat
 _COMMAND_LINE_WAIT_S = 1.0
@@ -36,7 +34,7 @@ def is_resource_tracker(pid: int) -> bool:
         command = _command_line(pid)
     except OSError:
         return False
-    return _TRACKER_COMMAND in command or command.partition(b"\0")[0].endswith(_TORCH)
+    return b"resource_tracker import main" in command or command.partition(b"\0")[0].endswith(b"torch_shm_manager")
 
 
 def _command_line(pid: int) -> bytes:
@@ -54,17 +52,17 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove the unused segments that `pids` created since `since` (wall clock)."""
+    """Remove the unused segments that `pids` created since `since` (wall clock). Return their number."""
     removed = 0
     try:
-        with open(_SYSTEM_V) as file:
+        with open("/proc/sysvipc/shm") as file:
             names, *lines = (line.split() for line in file)
     except (OSError, ValueError):  # this kernel has no System V segments
         return 0
     for line in lines:
         facts = dict(zip(names, map(int, line), strict=False))
-        made_by_one = facts["cpid"] in pids and facts["cuid"] == os.getuid() and facts["ctime"] >= int(since)
-        if made_by_one and not facts["nattch"]:
+        is_theirs = facts["cpid"] in pids and facts["cuid"] == os.getuid() and facts["ctime"] >= int(since)
+        if is_theirs and not facts["nattch"]:
             removed += _libc.shmctl(facts["shmid"], _IPC_RMID, None) == 0
     return removed
 
@@ -76,15 +74,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 _stuck: set[int] = set()  # process ids of killed children that did not end in time
 
 
+def die_with_parent(how: int) -> None:
+    """Make the kernel send the signal `how` to this process when the parent thread ends."""
+    _prctl(_PR_SET_PDEATHSIG, how)
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl {option}: {os.strerror(error)}")
-
-
-def die_with_parent(how: int) -> None:
-    """Make the kernel send the signal `how` to this process when the parent thread ends."""
-    _prctl(_PR_SET_PDEATHSIG, how)
 
 
 def adopt_orphans() -> None:
@@ -101,15 +99,17 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
         try:
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())
-        except FileNotFoundError:  # the thread has ended
-            if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
-                try:  # a kernel without CONFIG_PROC_CHILDREN
+        except OSError:  # the thread has ended
+            if not _has_children_files():
+                with suppress(psutil.Error):
                     return [child.pid for child in psutil.Process(pid).children()]
-                except psutil.Error:
-                    return []
-        except OSError:
-            continue
     return found
+
+
+@functools.cache
+def _has_children_files() -> bool:
+    """Return False for a kernel without CONFIG_PROC_CHILDREN."""
+    return os.path.exists("/proc/thread-self/children")
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -144,10 +144,9 @@ def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s
         killed.update(strays)
         for pid in strays:
             reap(pid)
-        if _stuck.issuperset(strays):
-            return killed
         if time.monotonic() > until:
             _stuck.update(strays)
+        if _stuck.issuperset(strays):
             return killed
         time.sleep(0.001)
 
@@ -186,11 +185,8 @@ _TICK = os.sysconf("SC_CLK_TCK")
 def resident_bytes(pid: int) -> int:
     total = 0
     for one in tree(pid):
-        try:
-            with open(f"/proc/{one}/statm", "rb") as file:
-                total += int(file.read().split(None, 2)[1]) * _PAGE
-        except (OSError, IndexError):
-            continue
+        with suppress(OSError, IndexError), open(f"/proc/{one}/statm", "rb") as file:
+            total += int(file.read().split(None, 2)[1]) * _PAGE
     return total
 
 
@@ -198,11 +194,8 @@ def proportional_bytes(pid: int) -> int:
     """Return the bytes of a process and its descendants, with shared pages split. Takes milliseconds."""
     total = 0
     for one in tree(pid):
-        try:
-            with open(f"/proc/{one}/smaps_rollup", "rb") as file:
-                total += next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
-        except OSError:
-            continue
+        with suppress(OSError), open(f"/proc/{one}/smaps_rollup", "rb") as file:
+            total += next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
     return total
 
 

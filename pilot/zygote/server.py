@@ -52,28 +52,23 @@ class ImportedThreads:
 
     def harmful(self) -> dict[str, str]:
         """Return the names of threads that forbid a fork, by module."""
-        found = self._harmful_threads_by_module()
-        if found:
-            time.sleep(_THREAD_NAME_WAIT_S)
-            found = self._harmful_threads_by_module()
-        return found
-
-    def _harmful_threads_by_module(self) -> dict[str, str]:
         names: dict[str, list[str]] = {}
-        for thread, name in _threads().items():
-            if thread != os.getpid() and name not in HARMLESS:
-                names.setdefault(self._started.get(thread, "something later"), []).append(name)
+        for wait_s in (_THREAD_NAME_WAIT_S, 0.0):
+            names.clear()
+            for thread, name in _threads().items():
+                if thread != os.getpid() and name not in HARMLESS:
+                    names.setdefault(self._started.get(thread, "something later"), []).append(name)
+            if not names:
+                break
+            time.sleep(wait_s)
         return {module: ", ".join(sorted(each)) for module, each in names.items()}
 
 
 def _threads() -> dict[int, str]:
     found = {}
     for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/comm") as file:
-                found[int(thread)] = file.read().strip()
-        except OSError:  # the thread has ended
-            continue
+        with suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # the thread may have ended
+            found[int(thread)] = file.read().strip()
     return found
 
 
@@ -141,15 +136,15 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
     try:
         _settle(order, parent)
         code = 1
+        module, _, name = order.entry.partition(":")
         if order.fresh:
             os.set_inheritable(sock, True)
-            module = order.entry.rpartition(".")[0]
-            os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
+            command = [sys.executable, "-P", "-m", module.rpartition(".")[0], str(sock)]
+            os.execv(command[0], command)
         set_threads(order.threads)
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None and hasattr(numpy, "random"):  # Python's `random` reseeds itself after a fork
             numpy.random.seed()
-        module, _, name = order.entry.partition(":")
         getattr(importlib.import_module(module), name)(sock)
         code = 0
     except SystemExit as end:
@@ -188,8 +183,7 @@ def _settle(order: client.Fork, parent: int) -> None:
 
 
 def set_threads(count: int) -> None:
-    for name in client.THREAD_VARIABLES:
-        os.environ[name] = str(count)
+    os.environ.update(dict.fromkeys(client.THREAD_VARIABLES, str(count)))
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(count)
@@ -262,8 +256,6 @@ class ZygoteServer:
                     _refuse(fds, "an order without its socket")
                     why = "the order came without the library's socket"
                     self._send(client.ForkFailed(library=order.library, reason=why))
-                case client.Preload() | client.Kill() if fds:
-                    _refuse(fds, "an order with a socket")
                 case client.Preload(modules=modules):
                     self._preload(modules)
                 case client.Kill(library=library, signal=how):
