@@ -1,8 +1,8 @@
 """Functions that user code calls inside a library, for example to get the device or to report progress.
 
-The *library* scope is global in the process. The *call* scope is a context variable of each slot; a thread that the
-user's function starts uses the scope of the newest call. `CallStop.ask` wakes the waiting threads of a call, which then
-raise `Evicted`, as `progress(...)` does.
+The *library* scope is global in the process. The *call* scope is a context variable of each slot; a thread of the
+user's function uses the newest call's scope. `CallStop.ask` wakes the waiting threads of a call, which then raise
+`Evicted`.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ def is_caused_by_eviction(error: BaseException) -> bool:
 class Gang:
     """The rank of this process in its gang (the processes that run one call together), from 0 to `size` - 1.
 
-    Rank 0 waits for the other ranks at `rendezvous` (`host:port`) with `listener`, which closes with the call unless
-    the function has called `detach`. The port is open to the network, so check on each connection that the peer knows
-    `key`.
+    Rank 0 waits at `rendezvous` (`host:port`) with `listener`, which closes with the call unless the function has
+    called `detach`. The port is open to the network, so check that each peer knows `key`.
     """
 
     rank: int
@@ -115,7 +114,7 @@ class RelayedTexts(Iterable[str]):
 
     @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
-        """Pass the texts to a sink. Return an iterator over the texts that the sink does not accept.
+        """Yield the texts that a sink does not accept; pass it the others.
 
         Args:
             sink: Receives texts in the engine's thread.
@@ -131,7 +130,7 @@ MOST_STATE_BYTES = 16_000_000
 """Maximum bytes of a checkpoint, which must fit into one frame."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Takes `done, total, metric, state` (pickled), and returns True if the call is evicted."""
+"""Takes `done, total, metric, state` (pickled). Returns True for an evicted call."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
 """Takes a snapshot's form and folder, and the seconds to write it."""
@@ -182,7 +181,7 @@ def load_variable_from_serverless(name: str) -> Any:
         name: Key of the variable.
 
     Raises:
-        StokerError: No context is loaded in this process, or the dict lacks the key.
+        StokerError: No context is loaded here, or the dict lacks the key.
     """
     call = f"load_variable_from_serverless({name!r})"
     if _library is None:

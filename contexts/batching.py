@@ -1,14 +1,14 @@
 """Choose the next step of a language model's engine.
 
-A *prefill* step reads prompts. A request's last prefill step writes its first token. A *decode* step writes one more
-token per request (SLINFER §III-A). Engine, pilot and simulator follow these rules:
+A *prefill* step reads prompts and writes a request's first token. A *decode* step writes one more token per request
+(SLINFER §III-A). Engine, pilot and simulator follow these rules:
 
-- Requests join the batch in the order of their due times, then of their arrival, while it has rows and cache memory.
+- Requests join in the order of their due times, then of their arrival, while the batch has rows and cache memory.
 - A prefill step reads at most `prefill_tokens` tokens. Further prefill steps of a prompt alternate with decode steps.
 With `mixes`, prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
 - A request reserves cache memory for its prompt and its expected output: the mean output of ended requests (SLINFER eq.
-2), at least the tokens already written, and at most the request's limit.
-- A reservation may grow. If memory is short, the request with the latest due token (SLINFER §VII-D) leaves the batch,
+2), within what it has written and its limit.
+- If memory is short for a growing reservation, the request with the latest due token (SLINFER §VII-D) leaves the batch,
 and its tokens are read again later.
 """
 
@@ -29,8 +29,8 @@ SMALLEST_ROW_TOKENS = 64
 class BatchLimits(msgspec.Struct, frozen=True):
     """Limits of one batch and of one engine step; 0 = unlimited.
 
-    `mixes`: decoding requests join prefill steps. `page_tokens`: tokens per cache page (vLLM), or 0 if row lengths are
-    powers of two.
+    `mixes`: decoding requests join prefill steps. `page_tokens`: tokens per cache page (vLLM), or 0 for rows of powers
+    of two.
     """
 
     rows: int = 32
@@ -53,10 +53,9 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One forward pass of the model.
+    """One forward pass. Per request: `tokens` to read, and `starts`, the tokens already in the cache.
 
-    Per request: `tokens` to read, and `starts`, the tokens already in the cache. `writing`: number of decoding
-    requests. `evicted`: requests that lose their cache before the step.
+    `writing`: number of decoding requests. `evicted`: requests that lose their cache before the step.
     """
 
     prefill: bool
@@ -81,7 +80,7 @@ class Step(msgspec.Struct, frozen=True):
 class BatchedRequest(msgspec.Struct):
     """A request with `read` tokens in the cache and `made` of at most `most` written tokens.
 
-    Tokens after the first token are due `tpot_s` seconds apart (0: no due time).
+    After the first, tokens are due `tpot_s` seconds apart (0: no due time).
     """
 
     id: int
@@ -226,10 +225,10 @@ class RunningBatch:
         return others + row(prompt + output)
 
     def expected_cache_tokens(self, *, unrecorded: int = 0) -> int:
-        """Return the expected cache tokens of all requests. A request that has written more than expected is assumed to
-        write `SMALLEST_ROW_TOKENS` more (SLINFER §VII-D).
+        """Return the expected cache tokens of all requests (SLINFER §VII-D).
 
-        `unrecorded`: tokens that each decoding request has written since the last call of `did`.
+        A request that has written more than expected is assumed to write `SMALLEST_ROW_TOKENS` more. `unrecorded`:
+        tokens per decoding request since the last call of `did`.
         """
         mean, row, total = round(self.mean_output), self.limits.row_tokens, 0
         for one in self.requests():

@@ -54,7 +54,7 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model in this process, for use in your own loaders.
+    """Return a language model loaded in this process, for use in your own loaders.
 
     Args:
         path: A local folder or file, or a name on the model hub.
@@ -169,13 +169,13 @@ def causal_lm(
             architecture. `transformers`: `continuous` if the architecture allows it, or `static`. `vllm`: vLLM. `auto`:
             `vllm` if it can be imported and the device is a GPU, or `transformers`.
         graphs: Capture decode steps as CUDA graphs (`continuous`). No effect on a CPU.
-        devices: Devices of one node that share the model. vLLM splits each layer (tensor parallelism). The
-            other engines place some of the layers on each device.
+        devices: Devices of one node that share the model. vLLM splits each layer (tensor parallelism); the other
+            engines place some of the layers on each device.
         adapters: Folders of PEFT adapters (LoRA, or soft prompts of `stoker tune`) by name, for
-            `complete(adapter=...)`. The library loads each adapter at its first use. `auto` then means `transformers`.
-        max_model_len: Maximum number of tokens of a prompt and its continuation; 0: the model's limit.
+            `complete(adapter=...)`. `auto` then means `transformers`.
+        max_model_len: Maximum tokens of a prompt and its continuation; 0: the model's limit.
         chat_template: Text of a chat template (Jinja), instead of the model's template.
-        vllm: Engine arguments of vLLM by name, for example `{"quantization": "fp8"}`. Requires `engine="vllm"`.
+        vllm: Engine arguments of vLLM, for example `{"quantization": "fp8"}`. Requires `engine="vllm"`.
         slots: Concurrent calls in one library. `auto`: as many as fit into the engine's memory.
         memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
         min_libraries, max_libraries, keep_alive: As in `stoker.context`.
@@ -283,11 +283,14 @@ def check_graphs(graphs: Any, *, engine: str, devices: int = 1) -> None:
 
 
 def dtype_named(dtype: str, *, what: str) -> str:
-    """Return the full name of a dtype. Raises RecipeError.
+    """Return the full name of a dtype.
 
     Args:
         dtype: A full or short name: `float16` or `fp16`.
         what: Kind of recipe, for the error message.
+
+    Raises:
+        RecipeError: The dtype is unknown.
     """
     found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES:

@@ -1,7 +1,7 @@
 """Compile an encoder's network for one batch shape with torch.compile. On a GPU, the result is a CUDA graph.
 
-One thread compiles and computes, because a CUDA graph belongs to a thread. The compiler's cache folder is stored as a
-snapshot, which other pilots find by its *form*, a name made from model, shape, device and versions.
+One thread compiles and computes, because a CUDA graph belongs to a thread. Other pilots find the compiler's stored
+cache by its *form*, a name made from model, shape, device and versions.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _offer_snapshot(place: Path, how: str) -> str:
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """Compile into a new snapshot. Return None if the snapshot exists or the disk refused it before compiling."""
+    """Compile into a new snapshot. Return None if it exists, or the disk refused it before compiling."""
     found: list[Made] = []
     failed = False
 
@@ -181,9 +181,7 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Creates a network's inputs in the computing thread. For tensors from outside of inference mode, PyTorch would compile
-other code.
-"""
+"""Creates a network's inputs in the computing thread. Tensors from outside of inference mode would need other code."""
 BACKEND: str | Callable[..., Any] = "inductor"
 _FORMAT = 1
 _RUNS = 3

@@ -51,9 +51,9 @@ def profile_lengths(
     repeats: int = REPEATS,
     told: Callable[[float, float], None] = lambda *_: None,
 ) -> EncoderProfile:
-    """Return the time profile of a model for `lengths`, in ascending order (default: `lengths_to_measure`).
+    """Return the time profile of a model for ascending `lengths` (default: `lengths_to_measure`).
 
-    Raises RecipeError for unusable lengths, and ContextError if a runtime cannot be compiled.
+    Raises RecipeError, and ContextError if a runtime cannot be compiled.
     """
     asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
     if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
@@ -224,7 +224,7 @@ class EncoderModel:
             self._compiler.close()
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
-        """Measure the model at several input lengths.
+        """Return the model's times at several input lengths.
 
         Args:
             lengths: Numbers of tokens, ascending. Empty: `lengths_to_measure`.

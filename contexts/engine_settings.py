@@ -53,20 +53,26 @@ class EngineSettings(msgspec.Struct, frozen=True):
             raise RecipeError(f'{names}: only vLLM supports this; write engine = "vllm"', option="engine")
 
     def longest(self, models: int) -> int:
-        """Return the maximum number of tokens of a text. Raises StokerError above the model's limit.
+        """Return the maximum number of tokens of a text.
 
         Args:
             models: The model's limit in tokens; 0: unknown.
+
+        Raises:
+            StokerError: `max_model_len` exceeds the limit.
         """
         if models and self.max_model_len > models:
             raise StokerError(f"max_model_len = {self.max_model_len} is more than the {models} tokens of the model")
         return self.max_model_len or models
 
     def set_chat_template(self, tokenizer: Any) -> None:
-        """Set the chat template of a tokenizer. Raises StokerError for a syntax error.
+        """Set the chat template of a tokenizer.
 
         Args:
             tokenizer: A tokenizer of Transformers.
+
+        Raises:
+            StokerError: The template has a syntax error.
         """
         if not self.chat_template:
             return

@@ -53,7 +53,7 @@ def first_rebound_name(key: str) -> str:
 
 
 class RecipeFactory:
-    """A loader decorated with `@context`. A call returns a Recipe."""
+    """A loader decorated with `@context`. A call returns a Recipe. Made by `context`."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -192,10 +192,13 @@ def recipe_of(
 
 
 def as_recipe(value: Any) -> Recipe:
-    """Return the recipe of a value given as `context=`. Raises RecipeError for other values.
+    """Return the recipe of a value given as `context=`.
 
     Args:
         value: The value.
+
+    Raises:
+        RecipeError: The value is not a recipe.
     """
     if isinstance(value, Recipe):
         return value

@@ -2,9 +2,8 @@
 
 Nodes may share the state folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
 
-Another process sees the program's folder if the path has the same inode, and on the program's machine also the same
-device. On other machines, the file system must also be a shared one, because nodes with the same disk image have equal
-inodes.
+Another process sees the program's folder if the path has the same inode, and the same device on the same machine. On
+other machines the file system must also be a shared one, because copies of a disk image have equal inodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A causal language model as a context.
 
-The engine (`inference/`) writes the texts of all slots in one batch, and computes label scores between two steps. The
-batch affects results only by rounding errors. Random draws are seeded by the prompt's index in the call.
+The engine (`inference/`) writes the texts of all slots in one batch, which affects results only by rounding, and
+computes label scores between two steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _sampling(
 
 
 class CausalLM:
-    """A language model and its tokenizer. Calls of several slots share one batch."""
+    """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class CausalLM:
 
     @property
     def engine(self) -> str:
+        """Name of the engine."""
         return self._thread.engine.name
 
     @property
@@ -169,7 +170,7 @@ class CausalLM:
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
     def wait_until_times_taken(self, *, timeout_s: float) -> bool:
-        """Wait until `take_step_times` has returned a profiler's times. Return False after a timeout.
+        """Return True once `take_step_times` has returned a profiler's times; False after a timeout.
 
         Args:
             timeout_s: Maximum seconds to wait.
@@ -177,7 +178,7 @@ class CausalLM:
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure the engine's step times. Raises RuntimeError while requests run.
+        """Return the engine's measured step times. Raises RuntimeError while requests run.
 
         Args:
             quick: Take fewer samples.
@@ -219,6 +220,7 @@ class CausalLM:
         self._thread.sleep()
 
     def wake(self) -> None:
+        """Accept requests again after `sleep`."""
         self._thread.wake()
 
     def close(self) -> None:
@@ -243,10 +245,10 @@ class CausalLM:
         return self._prompts.chat_template
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        """Return the prompt of a conversation. Without a chat format, join the contents by blank lines.
+        """Return the prompt of a conversation. Without a chat format, join the contents.
 
         Args:
-            messages: Messages with `role`, `content` and other fields of the format, oldest first.
+            messages: Messages with `role`, `content` and other fields of the format.
             options: Values for the format, for example `tools`.
         """
         return self._prompts.chat_prompt(messages, **options)
@@ -280,7 +282,11 @@ class CausalLM:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """Reserve the runner of the Transformers model for this thread. Raises StokerError with vLLM."""
+        """Yield the runner of the Transformers model, reserved for this thread.
+
+        Raises:
+            StokerError: vLLM serves the model.
+        """
         runner = self._model_runner()
         with self._thread.alone(), torch.inference_mode():
             yield runner
@@ -372,15 +378,15 @@ class CausalLM:
             prompt: The text to continue, or its token ids.
             max_new_tokens, temperature, top_p, seed, stop: As in `generate`. `prompt_logprobs` allows 0 new tokens.
             logprobs: Number of likeliest tokens to return per token.
-            json_schema: JSON schema that the text follows, unless `max_new_tokens` cuts the text.
+            json_schema: JSON schema that the text follows, unless `max_new_tokens` cuts it.
             engine_options: Options by vLLM's names: `regex`, `choice` (texts) or `grammar` (Lark or GBNF) for the form
                 of the text; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`,
                 `logit_bias`, `min_tokens`, `ignore_eos` and `stop_token_ids`.
             adapter: Name of one of `adapters`; empty: the base model.
-            prompt_logprobs: Number of likeliest tokens to return per prompt token. The first token has no likelihood.
+            prompt_logprobs: Number of likeliest tokens to return per prompt token after the first.
 
         Raises:
-            ValueError: As in `generate`, or an option is invalid, or the form of the text cannot be compiled.
+            ValueError: As in `generate`, or an option is invalid.
         """
         return self._texts.complete(prompt, _sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop,
@@ -413,7 +419,7 @@ class CausalLM:
             prefix: Text that is inserted before every prompt.
 
         Raises:
-            ValueError: A prompt or label is empty, or a text is too long for the model.
+            ValueError: A prompt or label is empty or too long.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):

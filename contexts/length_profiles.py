@@ -108,7 +108,7 @@ _USUAL_LONGEST = 512
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Median times of `repeats` batches with one text per length, shortest first.
 
-    `computed_dtype`, `is_compiled`: effective values of `dtype` and `compiled`. `measured_at`: seconds since 1970.
+    `computed_dtype`, `is_compiled`: effective values of `dtype` and `compiled`.
     """
 
     lengths: tuple[LengthTime, ...]
@@ -160,7 +160,7 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Store the profile of a model for later programs. Return the file.
+    """Return the file of a model's profile, stored for later programs.
 
     Args:
         path: Folder or hub name of the model.

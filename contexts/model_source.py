@@ -1,7 +1,4 @@
-"""Facts about a model before it is loaded, for example longest input, pooling, cache size and token counts.
-
-This module imports no GPU library.
-"""
+"""Facts about a model before it is loaded. This module imports no GPU library."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ MODEL_PRELOAD = (
 
 
 class CallableModule(types.ModuleType):
-    """A module that can be called like its function of the same name, because a package may bind the name to either."""
+    """A module that can be called like its function of the same name: a package may bind the name to either."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
@@ -96,7 +93,7 @@ def shown_name(path: str) -> str:
 
 
 UNDECLARED_CACHE_TOKENS = 4096
-"""Maximum number of cache tokens if the memory is undeclared."""
+"""Maximum cache tokens if the memory is undeclared."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
@@ -160,10 +157,7 @@ _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest text in a list.
-
-    `most`: maximum count (0: no limit).
-    """
+    """Counts the tokens of a text, of a pair (a tuple), or of the longest text in a list, up to `most` (0: no limit)."""
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
@@ -213,7 +207,7 @@ def token_counter(path: str, *, most: int = 0) -> TokenCounter:
 
     Args:
         path: A folder or a name on the model hub.
-        most: Maximum returned count; 0: no limit.
+        most: Maximum count; 0: no limit.
     """
     return TokenCounter(str(path), most=most)
 
@@ -260,9 +254,7 @@ Read = Callable[[str], str | None]
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """Facts about a sentence encoder. `longest`: maximum tokens of a text (0: unknown). `trouble`: why Stoker does not
-    support the model's own pooling.
-    """
+    """Facts about a sentence encoder. `longest`: maximum tokens of a text. `trouble`: why its pooling is not supported."""
 
     pooling: str = "mean"
     longest: int = 0
@@ -307,9 +299,9 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 
 SHORTEST_RUNTIME = 3
-"""Minimum length of a runtime: two special tokens and one token of text."""
+"""Two special tokens and one token of text."""
 _NO_LIMIT = 1_000_000
-"""Number above which a tokenizer's limit means no limit."""
+"""A tokenizer's limit above this number means no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 """Model types whose positions begin after the padding token's position."""
 

@@ -35,7 +35,7 @@ _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
 _KEPT = 32
 _KEPT_BYTES = 1 << 20
-"""Maximum bytes of a cached manifest. Larger manifests are computed again."""
+"""Maximum bytes of a cached manifest."""
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:

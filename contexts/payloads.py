@@ -1,6 +1,5 @@
-"""Convert arguments, results, functions and exceptions to bytes. Only libraries and the client unpickle these bytes.
-
-For the formats, see `payload_layout`. A plain pickle of small builtin values takes about a microsecond.
+"""Convert arguments, results, functions and exceptions to bytes (`payload_layout`). Only libraries and the client
+unpickle these.
 
 The pickle of a class by value includes the attributes of the class. With `keep_classes`, a class that the program
 already has ignores the attributes from the library. Threads share a new class once its attributes are set.
@@ -48,9 +47,8 @@ from stoker.errors import RemoteCallError, SerializationError
 
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
-"""New classes whose attributes are not set yet."""
 _filling = threading.RLock()
-"""Lock for setting the attributes of a class. It is never held while other values are unpickled."""
+"""Never held while other values are unpickled."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -87,7 +85,6 @@ _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 BIG_BUFFER_BYTES = 16_384
-"""Minimum bytes of an out-of-band buffer."""
 
 _DEPTH = 4
 
@@ -104,7 +101,6 @@ def dumps(value: Any, *, what: str = "argument") -> bytes:
 
 
 def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
-    """Return the bytes of `dumps` in parts."""
     body, buffers = _pickle(value, what=what)
     return join_parts(WITH_BUFFERS, body, buffers) if buffers else [body]
 

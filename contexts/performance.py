@@ -1,4 +1,4 @@
-"""Stored measurements: costs of contexts, calls and engine steps; queue waits, lifetimes and counts of a site's pilots.
+"""Stored measurements: costs of contexts, calls and engine steps; waits, lifetimes and counts of a site's pilots.
 
 All sessions share one SQLite file. Each quantity is stored as count, mean and sum of squared deviations (Welford).
 """

@@ -52,8 +52,8 @@ class ObjectRef(msgspec.Struct, frozen=True):
 class Needs(msgspec.Struct, frozen=True):
     """What a library requires from its pilot. Declared sizes are enforced limits; 0 = undeclared.
 
-    `device_memory_bytes`: per device (on a CPU, the larger of the two memory limits applies). `kinds`: suitable device
-    kinds, best first; empty = any. The memory includes a cache of `cache_tokens` tokens with `token_bytes` each.
+    `device_memory_bytes`: per device (on a CPU, the larger memory limit applies). `kinds`: suitable device kinds, best
+    first; empty = any. The memory includes a cache of `cache_tokens` tokens with `token_bytes` each.
     """
 
     devices: int = 1
@@ -83,10 +83,10 @@ NO_LIMITS = LibraryLimits()
 class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
-    `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`,
-    or empty. `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `slots_of`).
-    `calls_per_library`: calls after which a library ends (0 = never). `arguments`: as short text. `longest_input`: in
-    tokens (0 = any). `home`: working folder of the program. `named`: cache names of relative paths in `files`.
+    `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`.
+    `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `slots_of`).
+    `calls_per_library`: 0 = unlimited. `arguments`: as short text. `longest_input`: in tokens (0 = any). `home`: the
+    program's folder. `named`: cache names of relative paths in `files`.
     """
 
     key: str

@@ -1,8 +1,8 @@
 """Load a Transformers model, and store a converted copy that loads faster.
 
 A *snapshot* is the output of `save_pretrained` in the dtype of the computation, so a load need not dequantize a GGUF
-file. One process converts the model while others wait. If the disk is full, the model is loaded without a snapshot.
-Other pilots find a snapshot by its *form*, a digest of source and dtype.
+file. One process converts the model while others wait. Other pilots find a snapshot by its *form*, a digest of source
+and dtype.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 
 
 def received_snapshot(place: Path) -> tuple[Path, float] | None:
-    """Return the snapshot that another pilot sent and its creation seconds, unless `place` has a snapshot."""
+    """Return the snapshot that another pilot sent and its creation seconds, unless `place` has one."""
     came = ambient.local_path(place.name)
     if snapshot_creation_seconds(place) is not None or (made_s := snapshot_creation_seconds(came)) is None:
         return None

@@ -12,13 +12,10 @@ Pair = tuple[str, str]
 
 
 def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
-    """Return the speed of each kind relative to the fastest kind; empty if all kinds are equally fast.
+    """Return the speed of each kind relative to the fastest; empty if all are equally fast.
 
-    Each kind joins by its pair with the largest weight, so a speed never depends on two contradictory ratios. Kinds
-    without a chain of pairs to the first pair have no speed.
-
-    Args:
-        ratios: Seconds of the first kind divided by seconds of the second, and the weight of this ratio, by pair.
+    Each kind joins by its pair with the largest weight, so a speed never depends on two contradictory ratios. `ratios`:
+    seconds of the first kind divided by those of the second, and the weight.
     """
     logs: dict[str, float] = {}
     left = dict(ratios)

@@ -1,10 +1,8 @@
 """Seconds of an engine's step, by the number of tokens read and the mean number of tokens attended to.
 
 SLINFER (§VI-B) measures prefill by prompt length, and decode by batch size and mean length, at powers of two, and
-interpolates linearly. Stoker's prefill times also have two dimensions, because a step may read a part of a prompt. Its
-engine computes attention over all rows of one size, up to the longest row (`padded_length`).
-
-A *cell* contains the samples that are nearest to the same powers of two.
+interpolates linearly. Here prefill times also have two dimensions, because a step may read a part of a prompt. A *cell*
+contains the samples that are nearest to the same powers of two.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Maximum sample count of a cell, so that later samples still move its mean."""
+"""Maximum sample count of a cell, so that its mean still moves."""
 MOST_CELLS = 512
-"""Maximum cells of a table: 16 powers of two of tokens by 32 of lengths."""
+"""16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _RELIABLE_COUNT = 4
 _OUTLIER = 3.0
-"""Multiple of its forecast up to which a step counts: something disturbed a longer step."""
+"""Multiple of its forecast up to which a step counts."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
@@ -136,10 +134,10 @@ class StepTable:
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
         """Return lower bounds of a step's seconds, in total and per token, for 1 to `most` tokens that each attend to
-        at least `length` tokens.
+        at least `length` tokens. Raises LookupError without samples.
 
         A step takes at least the seconds of the faster neighbouring cell. Below the smallest cell, seconds decrease at
-        most in proportion to the tokens. Raises LookupError without samples.
+        most in proportion to the tokens.
         """
         if not self._rows:
             raise LookupError("no step has been measured")
@@ -251,14 +249,15 @@ def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
 
 
 def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of attended tokens. `reads`: first token's index and number of tokens."""
+    """Return the mean of attended tokens. `reads`: first token's index and number of tokens."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that the continuous engine computes for rows of (reserved size, length): each row counts
-    with the longest row of its size.
+    """Return the mean length that the continuous engine computes for rows of (reserved size, length).
+
+    Each row counts with the longest row of its size.
     """
     found: dict[int, list[float]] = {}
     for size, length in rows:
@@ -293,7 +292,7 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 _LEAST = 1.0
 _FAR = 65_536.0
-"""Tokens by which the last straight line extends beyond the last cell."""
+"""Tokens of the last straight line beyond the last cell."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
 """Maximum number of cached prompt lengths. Workloads have fewer lengths."""
@@ -310,7 +309,7 @@ class StepSeconds:
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """Cached, because a policy asks repeatedly about the same waiting call."""
+        """A policy asks repeatedly about the same waiting call."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
         """By batch size: the seconds at each length, and the slope after it (None if not linear)."""
 

@@ -1,10 +1,10 @@
 """The user's own modules that functions import. The program reads their sources, and libraries import these sources.
 
 The `version` of a module is the digest of its code, its packages and its imports. Linked packages (`pip install -e`)
-are sent by name with a *stamp*, a digest of the sizes and times of their files. A library imports a package again if
-its stamp has changed.
+are sent by name with a *stamp*, a digest of the sizes and times of their files; if it has changed, a library imports
+the package again.
 
-In a library, import statements find sent modules first. A process has one version of a module at a time. If a call
+In a library, import statements find sent modules first, and a process has one version of a module at a time. If a call
 needs another version, `before_replacing` may end the library. Otherwise the module is imported and functions are
 unpickled again (`count_replaced`). If calls run one at a time, a function finds only the modules sent with it. After a
 call has replaced a module of the context, later calls get the same module object back.
@@ -356,7 +356,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.context = NO_MODULES
         self.known: dict[str, _Carried] = {}
-        """Sent modules by name, in the version of the last call that sent them."""
+        """By name, in the version of the last call that sent them."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
         """By name and version: modules that a later call may need, with their submodules."""
         self.count_changes = 0

@@ -106,9 +106,7 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
-    """Make a script run with the Python in its folder. The added lines are a string for Python and a program for the
-    shell.
-    """
+    """Make a script run with the Python in its folder. The added lines are a string for Python."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script

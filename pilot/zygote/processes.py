@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Return True if a process only cleans up resources of other processes."""
+    """True if a process only cleans up resources of other processes."""
     try:
         command = _command_line(pid)
     except OSError:
@@ -52,7 +52,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove the unused segments that `pids` created since `since` (wall clock). Return their number."""
+    """Remove the unused segments that `pids` created since `since` (wall clock)."""
     removed = 0
     try:
         with open("/proc/sysvipc/shm") as file:
@@ -203,7 +203,7 @@ class MemoryLimit:
     """Detects whether a library uses more memory than its limit.
 
     The cheap measurement counts shared pages several times. Above the limit, the memory is measured exactly if the
-    cheap value has grown by the remaining memory, or after `AGAIN_S` seconds.
+    cheap value has grown by the remaining memory, or after `AGAIN_S`.
     """
 
     AGAIN_S = 2.0
