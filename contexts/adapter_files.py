@@ -67,9 +67,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
         """Raise ValueError if the adapter belongs to a model of other (known) sizes."""
         if base is not None and (why := self._misfit(base)):
-            raise ValueError(
-                f"{self.folder} is an adapter of another base: {why}; give the model that it was trained on"
-            )
+            raise ValueError(f"{self.folder} is an adapter of another base: {why}; give its own base model")
 
     def _misfit(self, base: BaseShapes) -> str:
         found = self.shapes.get(VECTORS)
@@ -91,9 +89,7 @@ def read_adapter_files(folder: str) -> AdapterFiles:
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
-            raise ValueError(
-                f"{folder} has no {name}, so it is not a PEFT adapter; PEFT's save_pretrained writes this file"
-            )
+            raise ValueError(f"{folder} has no {name}, which PEFT's save_pretrained writes; it is not a PEFT adapter")
     config, shapes = read_json_object(folder, CONFIG), _tensor_shapes(there / WEIGHTS)
     kind = config.get("peft_type")
     if kind == SOFT_PROMPT:

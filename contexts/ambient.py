@@ -185,17 +185,11 @@ def load_variable_from_serverless(name: str) -> Any:
     """
     call = f"load_variable_from_serverless({name!r})"
     if _library is None:
-        raise StokerError(
-            f"{call} works only inside a library, in a function that runs on a context. Call the function"
-            " through its app (with parsl_spec or context=)."
-        )
+        raise StokerError(f"{call} works only inside a library, in a function of an app with a context (context=)")
     context = _library.context
     if not isinstance(context, Mapping):
         kind = type(context).__name__
-        raise StokerError(
-            f"{call}: the loader of this context returned a {kind}, not a dict of variables; return"
-            " {'" + name + "': ...} from it"
-        )
+        raise StokerError(f"{call}: the loader of this context returned a {kind}, not a dict of variables")
     if name not in context:
         there = ", ".join(sorted(map(repr, context))) or "none"
         raise StokerError(f"the context has no variable {name!r}; its loader returned {there}")
@@ -222,11 +216,9 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     made = state() if callable(state) else state
     packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
     if len(packed) > MOST_STATE_BYTES:
-        raise SerializationError(
-            f"the checkpoint of {show_bytes(len(packed))} is too large: at most {show_bytes(MOST_STATE_BYTES)} fit "
-            "into a report; write it to a file that other pilots see too, and give its name as the state",
-            what="checkpoint",
-        )
+        size, most = show_bytes(len(packed)), show_bytes(MOST_STATE_BYTES)
+        advice = "write it to a file that other pilots see too, and give its name as the state"
+        raise SerializationError(f"the checkpoint of {size} is larger than {most}; {advice}", what="checkpoint")
     if scope.hook(float(done), float(total), float(metric), packed):
         raise Evicted(packed)
 

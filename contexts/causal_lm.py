@@ -240,10 +240,8 @@ def model_recipe(
     source, is_local = model_source(os.fspath(path) or default_model())
     check_device_split(source, options.get("devices", 1), engine=engine)
     if encoder := encoder_class(source):
-        raise RecipeError(
-            f"{shown_name(source)} is an encoder ({encoder}), which generates no text; use stoker.encoder(...)",
-            path=source,
-        )
+        why = f"is an encoder ({encoder}), which generates no text; use stoker.encoder(...)"
+        raise RecipeError(f"{shown_name(source)} {why}", path=source)
     ahead = dict.fromkeys([*MODEL_PRELOAD, *preload])
     needs = {"files": (*(("path",) if is_local else ()), *files), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
@@ -257,10 +255,7 @@ def adapter_loader_arguments(
 ) -> dict[str, tuple[str, ...]]:
     """Return the arguments of `adapted_language_model`. Raises RecipeError."""
     if engine == "static":
-        raise RecipeError(
-            f"causal_lm(engine={engine!r}, adapters=...): {engine} does not support adapters; leave out the engine",
-            option="adapters",
-        )
+        raise RecipeError(f"causal_lm(engine={engine!r}): {engine} does not support adapters", option="adapters")
     folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
     for name, folder in folders.items():
         try:

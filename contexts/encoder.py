@@ -96,15 +96,11 @@ def encoder(
         raise RecipeError("encoder needs a model: a folder, or a name on the model hub", path=named)
     source, is_local = model_source(named)
     if source.endswith(".gguf"):
-        raise RecipeError(
-            f"encoder cannot read the GGUF file {source}; name a folder that save_pretrained wrote", path=named
-        )
+        raise RecipeError(f"encoder cannot read the GGUF file {source}; name a folder of save_pretrained", path=named)
     longest = read_max_text_tokens(source) if length and is_local else 0
     if longest and length > longest:
-        raise RecipeError(
-            f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens", option="length",
-            longest=longest,
-        )  # fmt: skip
+        why = f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens"
+        raise RecipeError(why, option="length", longest=longest)
     factory = encoder_model.with_options(
         files=("path",) if is_local else (), preload=MODEL_PRELOAD,
         slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
@@ -147,9 +143,7 @@ class Family(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         lengths = self.lengths
         if not lengths or lengths[0] <= 0 or any(a >= b for a, b in pairwise(lengths)):
-            raise RecipeError(
-                f"a family needs at least one length, each larger than the one before: it has {list(lengths)}"
-            )
+            raise RecipeError(f"a family needs lengths, each larger than the one before: it has {list(lengths)}")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -168,11 +162,11 @@ class Family(msgspec.Struct, frozen=True):
         found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
         if not found:
             longest = self.lengths[-1]
-            raise InputTooLongError(
-                f"the input has {tokens} tokens, and the longest runtime of {self.recipes[-1].name} accepts {longest}: "
-                "split it, add a longer runtime to the family, or use only its beginning (truncate)",
-                tokens=tokens, longest=longest,
-            )  # fmt: skip
+            told = (
+                f"the input has {tokens} tokens, and the longest runtime of {self.recipes[-1].name} accepts {longest}"
+            )
+            advice = "split it, add a longer runtime to the family, or use only its beginning (truncate)"
+            raise InputTooLongError(f"{told}: {advice}", tokens=tokens, longest=longest)
         return found
 
 
@@ -239,11 +233,9 @@ def _chosen(
     profile = kept_encoder_profile(path, **asked)
     if profile is None:
         told = " ".join(f"--{name} {_YES_OR_NO.get(value, value)}" for name, value in asked.items())
-        raise RecipeError(
-            f"no lengths were measured for {path}: give lengths=[64, 128, ...], or measure them first:"
-            f" stoker run encoder_lengths --model {path} {told}".rstrip(),
-            path=os.fspath(path),
-        )
+        command = f"stoker run encoder_lengths --model {path} {told}".rstrip()
+        advice = f"give lengths=[64, 128, ...], or measure them first: {command}"
+        raise RecipeError(f"no lengths were measured for {path}: {advice}", path=os.fspath(path))
     longest = profile.lengths[-1].tokens
     counts = [count(text) for text in texts or ()]
     return lengths_that_pay(profile, [min(each, longest) for each in counts] if truncate else counts).tokens
@@ -253,9 +245,6 @@ def _checked(lengths: Any) -> tuple[int, ...]:
     found = tuple(lengths) if isinstance(lengths, Sequence) and not isinstance(lengths, str) else ()
     whole = all(type(tokens) is int and tokens >= SHORTEST_RUNTIME for tokens in found)
     if not found or not whole or any(a >= b for a, b in pairwise(found)):
-        raise RecipeError(
-            f"encoder_family(lengths={lengths!r:.80}): write whole numbers of tokens, {SHORTEST_RUNTIME} or more, each"
-            " larger than the one before",
-            option="lengths",
-        )
+        advice = f"write whole numbers of tokens, {SHORTEST_RUNTIME} or more, each larger than the one before"
+        raise RecipeError(f"encoder_family(lengths={lengths!r:.80}): {advice}", option="lengths")
     return found

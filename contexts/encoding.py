@@ -59,9 +59,7 @@ def profile_lengths(
     if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
         raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(asked)}")
     if model.longest and asked[-1] > model.longest:
-        raise RecipeError(
-            f"a length of {asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}"
-        )
+        raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}")
     samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
@@ -406,8 +404,6 @@ def _runtime_max_tokens(runtime: RuntimeShape | None, longest: int) -> int:
     if runtime is None:
         return longest
     if longest and runtime.length > longest:
-        raise RecipeError(
-            f"the runtime takes {runtime.length} tokens, and the model accepts at most {longest}", option="length",
-            longest=longest,
-        )  # fmt: skip
+        why = f"the runtime takes {runtime.length} tokens, and the model accepts at most {longest}"
+        raise RecipeError(why, option="length", longest=longest)
     return runtime.length

@@ -236,7 +236,6 @@ def make_recipe(
     home = program_folder()
     # Ready-made loaders of Stoker read no files by relative names.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
-    preload = modules_of(loader) if options.preload is None else options.preload
     parts = [
         "recipe",
         loader,
@@ -248,44 +247,29 @@ def make_recipe(
         *([home.path] if home is not None and not is_ready_made else ()),
     ]
     try:
-        digest = digest_of(*parts, names=("", "", "argument", "argument"))
-    except RecipeError as error:
-        raise RecipeError(f"{name}(...): {error}", loader=name) from error
-    try:
+        key = digest_of(*parts, names=("", "", "argument", "argument"))[:32]
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
-    except SerializationError as error:
+    except (RecipeError, SerializationError) as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     with suppress(TypeError):  # some loaders do not support weak references
-        _made[digest[:32]] = _LocalRecipe(weakref.ref(loader), plain, Captured(loader))
-        _made.move_to_end(digest[:32])
+        _made[key] = _LocalRecipe(weakref.ref(loader), plain, Captured(loader))
+        _made.move_to_end(key)
         if len(_made) > _MOST_MADE:
             _made.popitem(last=False)
     return Recipe(
-        key=digest[:32],
-        name=f"{shown or name}-{digest[:4]}",
-        loader=packed,
-        objects=objects,
-        needs=options.needs,
-        slots=options.slots,
-        preload=preload,
-        awareness=options.awareness,
-        calls_per_library=options.calls_per_library,
-        arguments=arguments,
-        limits=options.limits,
-        home=home,
-        named=named,
-    )
+        key=key, name=f"{shown or name}-{key[:4]}", loader=packed, objects=objects, needs=options.needs,
+        slots=options.slots, preload=modules_of(loader) if options.preload is None else options.preload,
+        awareness=options.awareness, calls_per_library=options.calls_per_library, arguments=arguments,
+        limits=options.limits, home=home, named=named,
+    )  # fmt: skip
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
     """Refuse contexts as arguments: the loader would receive the recipe, not the loaded context."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
-            raise RecipeError(
-                f"no recipe of {name}: its argument {value!r} is a context, which a loader does not accept; write"
-                " one loader that loads both",
-                loader=name,
-            )
+            why = f"its argument {value!r} is a context; write one loader that loads both"
+            raise RecipeError(f"no recipe of {name}: {why}", loader=name)
 
 
 def _check_loader_returns_value(loader: Loader) -> None:
@@ -293,11 +277,8 @@ def _check_loader_returns_value(loader: Loader) -> None:
     if not what and is_async(loader):
         what, advice = "an async function", "write `def`, and asyncio.run(...) in it where it awaits"
     if what:
-        raise RecipeError(
-            f"{name} is {what}; a loader is a plain function that returns the context, which stays until its library"
-            f" ends: {advice}",
-            loader=name,
-        )
+        told = "a loader is a plain function that returns the context, which stays until its library ends"
+        raise RecipeError(f"{name} is {what}; {told}: {advice}", loader=name)
 
 
 def _replace_file_arguments(
@@ -307,19 +288,17 @@ def _replace_file_arguments(
         return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)
     bound.apply_defaults()
-    wanted, objects = set(files), dict[str, ObjectRef]()
-    for parameter in bound.signature.parameters:
-        if parameter in wanted:
+    parameters, objects, by_path, named = bound.signature.parameters, dict[str, ObjectRef](), dict[str, ObjectRef](), []
+    for parameter in parameters:
+        if parameter in files:
             place = f"{name}({parameter}=...)"
             bound.arguments[parameter] = _convert_paths_to_objects(bound.arguments[parameter], objects, place=place)
-    by_path: dict[str, ObjectRef] = {}
-    named: list[tuple[str, str]] = []
-    for path in sorted(wanted - bound.signature.parameters.keys()):
+    for path in sorted(set(files) - parameters.keys()):
         if not os.path.exists(path):
-            has = ", ".join(bound.signature.parameters) or "it has none"
-            raise RecipeError(
-                f"files={path!r} is neither a parameter of {name} ({has}) nor a file or folder here", loader=name
+            why = (
+                f"is neither a parameter of {name} ({', '.join(parameters) or 'it has none'}) nor a file or folder here"
             )
+            raise RecipeError(f"files={path!r} {why}", loader=name)
         ref = object_of(path)
         by_path[os.path.abspath(path)] = objects[ref.name] = ref
         plain = os.path.normpath(path)

@@ -151,10 +151,8 @@ class CausalLM:
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
             room = max(room, LEAST_CACHE_BYTES)
         if room <= 0:
-            raise ValueError(
-                f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}; with"
-                f" {show_bytes(device_memory_bytes)} there is no memory for texts"
-            )
+            told = f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}"
+            raise ValueError(f"{told}; with {show_bytes(device_memory_bytes)} there is no memory for texts")
         engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
@@ -298,10 +296,8 @@ class CausalLM:
 
     def _model_runner(self) -> ModelRunner:
         if self._runner is None:
-            raise StokerError(
-                f"{self.name or 'this model'} is served by {self.engine}, which has no Transformers model; code that"
-                ' reads or tunes the model needs causal_lm(..., engine="transformers")'
-            )
+            what = f"{self.engine} serves {self.name or 'this model'}, without a Transformers model"
+            raise StokerError(f'{what}; code that reads or tunes it needs causal_lm(..., engine="transformers")')
         return self._runner
 
     # ---- texts

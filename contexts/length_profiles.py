@@ -153,9 +153,7 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
     places = Counter(bisect_left(tokens, count) for count in counts)
     texts = [places[place] for place in range(len(tokens))] if places else []
     if places and not any(texts):
-        raise RecipeError(
-            f"every expected text has more tokens than the longest length that was measured, {tokens[-1]}"
-        )
+        raise RecipeError(f"every expected text has more tokens than the longest length measured, {tokens[-1]}")
     return choose_lengths(profile.lengths, texts)
 
 

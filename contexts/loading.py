@@ -53,9 +53,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
         context.close()
-        raise RecipeError(
-            f"the loader of {recipe.name} returned a coroutine: run it in the loader, with asyncio.run(...)"
-        )
+        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: run it there, with asyncio.run(...)")
     return context
 
 
@@ -68,10 +66,8 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
         return recipe.slots or 1
     answer = method(device_memory_bytes)
     if type(answer) is not int or not 1 <= answer <= MOST_AT_ONCE:
-        raise RecipeError(
-            f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}: it must be a whole"
-            f" number of calls that the library runs at once, 1 to {MOST_AT_ONCE:,}"
-        )
+        told = f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}"
+        raise RecipeError(f"{told}: it must be a whole number of concurrent calls, 1 to {MOST_AT_ONCE:,}")
     return answer
 
 
@@ -87,10 +83,8 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
     if resize_method_of(context) is None:
         found = msgspec.structs.replace(found, is_fixed=True)
     if found.weights_bytes < 0 or found.token_bytes < 1 or found.tokens < int(found.is_fixed):
-        raise RecipeError(
-            f"token_cache() of the context {recipe.name} returned {found!r}: token_bytes must be 1 or more, and tokens"
-            " the size of its cache"
-        )
+        why = "token_bytes must be 1 or more, and tokens the size of its cache"
+        raise RecipeError(f"token_cache() of the context {recipe.name} returned {found!r}: {why}")
     return found
 
 
@@ -112,11 +106,8 @@ def is_loaded(context: Any) -> bool:  # noqa: ARG001
 def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
     if isinstance(value, ObjectPath):
         if value.name not in objects:
-            raise RecipeError(
-                f"the context {recipe.name} needs the object {value.name}, which is not on this pilot;"
-                f" {len(objects)} other objects are there",
-                object=value.name,
-            )
+            why = f"which is not on this pilot; {len(objects)} other objects are there"
+            raise RecipeError(f"the context {recipe.name} needs the object {value.name}, {why}", object=value.name)
         return Path(objects[value.name]) if value.as_path else str(objects[value.name])
     if type(value) in (list, tuple):
         return type(value)(_replace_object_paths(item, objects, recipe) for item in value)

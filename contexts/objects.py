@@ -215,12 +215,13 @@ class _Memo:
             try:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._db = self._connect(self._path)
-            except (OSError, sqlite3.OperationalError):
-                self._db = None
-            except sqlite3.DatabaseError:  # the file is damaged; its content can be computed again
-                with suppress(OSError, sqlite3.Error):
-                    self._path.unlink()
-                    self._db = self._connect(self._path)
+            except sqlite3.DatabaseError as error:
+                if not isinstance(error, sqlite3.OperationalError):  # the file is damaged
+                    with suppress(OSError, sqlite3.Error):
+                        self._path.unlink()
+                        self._db = self._connect(self._path)
+            except OSError:
+                pass
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -229,13 +230,9 @@ class _Memo:
                 db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", self._fresh)
 
     def get(self, path: Path, facts: os.stat_result) -> bytes | None:
-        if self._db is None:
-            return None
+        query = "SELECT digests FROM parts WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?"
         with suppress(sqlite3.Error):
-            row = self._db.execute(
-                "SELECT digests FROM parts WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?",
-                _key(path, facts),
-            ).fetchone()
+            row = self._db.execute(query, _key(path, facts)).fetchone() if self._db is not None else None
             return row[0] if row else None
         return None
 

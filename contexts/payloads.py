@@ -17,6 +17,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -249,13 +250,11 @@ def _restore_exception_message(message: str, error: Any) -> Any:
 
 
 def _exception_body(error: BaseException) -> bytes:
-    try:
+    with suppress(Exception):
         whole = dumps((error, type(error), (), {}), what="exception")
         # `__init__` may require other arguments than `args`. Then the receiver could not rebuild the exception.
         loads(whole, keep_classes=True)
         return whole
-    except Exception:
-        pass
     kept, lost = {}, []
     for name, value in vars(error).items():
         try:
@@ -264,15 +263,14 @@ def _exception_body(error: BaseException) -> bytes:
         except Exception:
             lost.append(name)
     if lost:
-        notes = list(kept.get("__notes__", ()))
-        kept["__notes__"] = [*notes, f"left in the library, because they can't be pickled: {', '.join(lost)}"]
-    try:
+        note = f"left in the library, because they can't be pickled: {', '.join(lost)}"
+        kept["__notes__"] = [*kept.get("__notes__", ()), note]
+    args: Any = error.args
+    with suppress(Exception):
         if isinstance(error, BaseExceptionGroup):
-            members = [dump_exception(member) for member in error.exceptions]
-            return dumps((None, type(error), (error.message, members), kept), what="exception")
-        return dumps((None, type(error), error.args, kept), what="exception")
-    except Exception:
-        return b""
+            args = error.message, [dump_exception(member) for member in error.exceptions]
+        return dumps((None, type(error), args, kept), what="exception")
+    return b""
 
 
 def _rebuild_exception(parts: Any) -> Any:

@@ -99,9 +99,7 @@ class PromptReader:
         if isinstance(prompt, str):
             return self.rows([prompt])[0]
         if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
-            raise ValueError(
-                f"the prompt must be one text, or its token ids, not a {type(prompt).__name__}; generate takes several"
-            )
+            raise ValueError(f"the prompt must be one text, or its token ids, not a {type(prompt).__name__}")
         if not prompt:
             raise ValueError("the prompt is empty; a model needs at least one token")
         return tuple(prompt)
@@ -157,10 +155,8 @@ class PromptReader:
     def check_lengths(self, lengths: Sequence[int]) -> None:
         for index, length in enumerate(lengths):
             if self.longest and length > self.longest:
-                raise ValueError(
-                    f"prompt {index} has {length} tokens with its continuation; the model accepts at most"
-                    f" {self.longest}. Shorten it, or split it"
-                )
+                told = f"prompt {index} has {length} tokens with its continuation; the model accepts at most"
+                raise ValueError(f"{told} {self.longest}. Shorten it, or split it")
 
 
 _MARKS = frozenset(

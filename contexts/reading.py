@@ -93,10 +93,8 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
             raise ValueError(f"the target of sample {number} is empty; nothing can be scored")
         whole = longest + len(one) + len(target)
         if reads and whole > reads:
-            raise ValueError(
-                f"sample {number} has {whole} tokens with a prompt of {longest} before it; the model accepts at"
-                f" most {reads}. Shorten it, or the prompts"
-            )
+            told = f"sample {number} has {whole} tokens with a prompt of {longest} before it"
+            raise ValueError(f"{told}; the model accepts at most {reads}. Shorten it, or the prompts")
 
 
 def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:

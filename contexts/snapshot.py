@@ -109,8 +109,6 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
     `made_s`: creation seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if snapshot_creation_seconds(place) is not None:
-        return False
     with _lock(place.with_name(place.name + ".lock")):
         if snapshot_creation_seconds(place) is not None:
             return False

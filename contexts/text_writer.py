@@ -103,14 +103,11 @@ class TextWriter:
         if len(seeds) != len(rows):
             raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
         samplings = [msgspec.structs.replace(sampling, seed=one) for one in seeds]
-        order = _submission_order(rows, all_sorted=batch_size > 1)
-        texts = [""] * len(rows)
-        if batch_size:
-            groups = [order[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-            for group in groups:
-                self._write_group(group, rows, samplings, texts, ahead=batch_size)
-        elif rows:
-            self._write_group(order, rows, samplings, texts, ahead=2 * self._thread.engine.slots())
+        order, texts = _submission_order(rows, all_sorted=batch_size > 1), [""] * len(rows)
+        if rows:
+            size, ahead = batch_size or len(rows), batch_size or 2 * self._thread.engine.slots()
+            for start in range(0, len(rows), size):
+                self._write_group(order[start : start + size], rows, samplings, texts, ahead=ahead)
         return texts
 
     def pieces(self, prompt: str, sampling: Sampling) -> Iterator[str]:

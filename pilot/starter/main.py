@@ -205,9 +205,8 @@ def _read(file: Path) -> dict[str, Any]:
                 raise ValueError(f"the value {value!r} has a wrong type")
         return facts
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StartError(
-            f"{file} cannot be read on {os.uname().nodename}: {error}; the job must transfer this file"
-        ) from error
+        where = f"{file} cannot be read on {os.uname().nodename}"
+        raise StartError(f"{where}: {error}; the job must transfer this file") from error
 
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:

@@ -41,9 +41,7 @@ def base_folder(given: str) -> Path:
     """Return this user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
-        raise StartError(
-            f"[pilot] scratch is {parent}, but this variable is not set on this node; name an existing folder"
-        )
+        raise StartError(f"[pilot] scratch is {parent}, a variable that is not set on this node; name a folder")
     for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
         parent = parent or os.environ.get(name, "")
     first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"

@@ -162,7 +162,7 @@ def test_profile_stores_median_latency_and_spread_of_each_length(compiled: bool)
     [
         ((64, 32), "rise, from 3 tokens on"),
         ((2, 32), "rise, from 3 tokens on"),
-        ((32, 512), "a length of 512 tokens cannot be measured: the model accepts at most 256"),
+        ((32, 512), "512 tokens cannot be measured: the model accepts at most 256"),
     ],
 )
 def test_unmeasurable_lengths_are_refused(lengths: tuple[int, ...], says: str) -> None:
