@@ -33,7 +33,7 @@ from stoker.contexts.model_source import (
     model_source,
     shown_name,
 )
-from stoker.contexts.recipe import Awareness, Recipe
+from stoker.contexts.recipe import Recipe
 from stoker.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -146,15 +146,7 @@ def causal_lm(
     chat_template: str = "",
     vllm: Mapping[str, Any] | None = None,
     slots: int | str = "auto",
-    memory: str | int | None = None,
-    device_memory: str | int | None = None,
-    kinds: tuple[str, ...] = (),
-    load_limit: str | float = "30 min",
-    awareness: str | Awareness = "full",
-    calls_per_library: int = 0,
-    min_libraries: int = 0,
-    max_libraries: int | None = None,
-    keep_alive: str | float | None = None,
+    **options: Any,
 ) -> Recipe:
     """Return the recipe of a causal language model. The context is a `stoker.contexts.language_model.CausalLM`.
 
@@ -177,8 +169,7 @@ def causal_lm(
         chat_template: Text of a chat template (Jinja), instead of the model's template.
         vllm: Engine arguments of vLLM, for example `{"quantization": "fp8"}`. Requires `engine="vllm"`.
         slots: Concurrent calls in one library. `auto`: as many as fit into the engine's memory.
-        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
-        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
+        **options: Other options of `stoker.context`, for example `memory` or `keep_alive`.
 
     Raises:
         RecipeError: The path has no model, or an option is invalid.
@@ -199,11 +190,8 @@ def causal_lm(
             **adapter_loader_arguments(adapters, base=os.fspath(path), engine=engine),
         }  # fmt: skip
     return model_recipe(
-        loader, path, arguments=arguments, files=("adapters",) if adapters else (),
-        dtype=dtype, snapshot=snapshot, threads=threads, engine=engine,
-        devices=devices, slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
-        awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
-        max_libraries=max_libraries, keep_alive=keep_alive,
+        loader, path, arguments=arguments, files=("adapters",) if adapters else (), dtype=dtype, snapshot=snapshot,
+        threads=threads, engine=engine, devices=devices, slots=slots, **options,
     )  # fmt: skip
 
 

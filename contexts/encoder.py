@@ -32,7 +32,7 @@ from stoker.contexts.model_source import (
     read_max_text_tokens,
     shown_name,
 )
-from stoker.contexts.recipe import Awareness, Recipe
+from stoker.contexts.recipe import Recipe
 from stoker.errors import InputTooLongError, RecipeError
 
 if TYPE_CHECKING:
@@ -62,15 +62,7 @@ def encoder(
     batch: int = 1,
     compiled: bool | str = "auto",
     slots: int | str = "auto",
-    memory: str | int | None = None,
-    device_memory: str | int | None = None,
-    kinds: tuple[str, ...] = (),
-    load_limit: str | float = "30 min",
-    awareness: str | Awareness = "full",
-    calls_per_library: int = 0,
-    min_libraries: int = 0,
-    max_libraries: int | None = None,
-    keep_alive: str | float | None = None,
+    **options: Any,
 ) -> Recipe:
     """Return the recipe of an encoder. The context is a `stoker.contexts.encoding.EncoderModel`.
 
@@ -83,8 +75,7 @@ def encoder(
         batch: Texts in a batch of the runtime, including padding.
         compiled: `"auto"` compiles a runtime on a GPU and ignores failures. With `True`, a failure fails the load.
         slots: Concurrent calls in one library, whose texts share batches.
-        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
-        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
+        **options: Other options of `stoker.context`.
 
     Raises:
         RecipeError: The path is not a model folder, or an option is invalid.
@@ -101,12 +92,8 @@ def encoder(
     if longest and length > longest:
         why = f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens"
         raise RecipeError(why, option="length", longest=longest)
-    factory = encoder_model.with_options(
-        files=("path",) if is_local else (), preload=MODEL_PRELOAD,
-        slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
-        awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
-        max_libraries=max_libraries, keep_alive=keep_alive,
-    )  # fmt: skip
+    files = ("path",) if is_local else ()
+    factory = encoder_model.with_options(files=files, preload=MODEL_PRELOAD, slots=slots, **options)
     recipe = factory.named(shown_name(named))(source, dtype=dtype, threads=threads, **runtime)
     return msgspec.structs.replace(recipe, longest_input=length)
 

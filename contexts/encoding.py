@@ -251,31 +251,16 @@ class EncoderModel:
         """
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 
-    def embed(
-        self,
-        texts: Sequence[str],
-        *,
-        pooling: str = "",
-        normalize: bool = True,
-        batch_size: int = 32,
-        truncate: bool = False,
-    ) -> list[list[float]]:
+    def embed(self, texts: Sequence[str], **options: Any) -> list[list[float]]:
         """Return the embedding of each text, `[texts][width]`.
 
         Args:
-            texts: The texts.
-            pooling: `mean`, `cls` or `last`; empty: the model's default.
-            normalize: Scale each embedding to length 1.
-            batch_size: Maximum texts per batch; a runtime may lower it.
-            truncate: Cut texts that are too long.
+            texts, options: As in `embed_array`.
 
         Raises:
-            ValueError: A text is too long for the model. A runtime raises the subclass InputTooLongError.
+            ValueError: As in `embed_array`.
         """
-        vectors, _ = self.embed_array(
-            texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
-        )
-        return [row.tolist() for row in vectors]
+        return [row.tolist() for row in self.embed_array(texts, **options)[0]]
 
     def embed_array(
         self,
@@ -289,10 +274,14 @@ class EncoderModel:
         """Return the embeddings `[texts, width]` and the number of tokens.
 
         Args:
-            texts, pooling, normalize, batch_size, truncate: As in `embed`.
+            texts: The texts.
+            pooling: `mean`, `cls` or `last`; empty: the model's default.
+            normalize: Scale each embedding to length 1.
+            batch_size: Maximum texts per batch; a runtime may lower it.
+            truncate: Cut texts that are too long.
 
         Raises:
-            ValueError: As in `embed`.
+            ValueError: A text is too long for the model. A runtime raises the subclass InputTooLongError.
         """
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it must be one of {', '.join(POOLINGS)}")
@@ -314,10 +303,10 @@ class EncoderModel:
 
         Args:
             texts: Texts or pairs of texts.
-            batch_size, truncate: As in `embed`.
+            batch_size, truncate: As in `embed_array`.
 
         Raises:
-            ValueError: As in `embed`, or the model cannot classify.
+            ValueError: As in `embed_array`, or the model cannot classify.
         """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")

@@ -74,7 +74,7 @@ class RecipeFactory:
         Args:
             **options: Options of `@context` to change.
         """
-        return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
+        return RecipeFactory(self.loader, {**self._given, **checked_options(options)}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
         """Return a factory whose recipes have another name and the same key.
@@ -184,7 +184,7 @@ def recipe_of(
         RecipeError: An argument or an option is unsuitable.
     """
     if isinstance(loader, RecipeFactory):
-        return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
+        return (loader.with_options(**needs) if needs else loader)(*args, **(kwargs or {}))
     if not callable(loader):
         raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
     _check_loader_returns_value(loader)

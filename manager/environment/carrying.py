@@ -24,7 +24,6 @@ import hashlib
 import io
 import logging
 import os
-import shutil
 import sys
 import tarfile
 import time
@@ -52,6 +51,7 @@ from stoker.manager.environment.members import (
     interpreter_members,
     package_members,
 )
+from stoker.pilot.starter.place import link_or_copy
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.session import PYTHON, SessionFolder
 from stoker.site import EnvironmentKind, Site
@@ -251,12 +251,7 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
         write_whole(place / "environment.json", msgspec.json.format(msgspec.json.encode(environment)))
         write_whole(place / "python", environment.interpreter.encode())
         if environment.base:
-            target = place / "base.tar.gz"
-            target.unlink(missing_ok=True)
-            try:
-                os.link(environment.base, target)
-            except OSError:
-                shutil.copyfile(environment.base, target)
+            link_or_copy(environment.base, place / "base.tar.gz")
         if not site.provider.shared_files:
             (place / "keys").mkdir(mode=0o700, exist_ok=True)
             write_whole(place / "copied", b"")
@@ -300,8 +295,6 @@ def _write_starter(target: Path, root: Path) -> None:
 
 log = logging.getLogger("stoker")
 
-_EVERY_S = 5.0
-
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
     """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots."""
@@ -312,12 +305,12 @@ def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
 
 
 def _report(site: str) -> Progress:
-    next_at = time.monotonic() + _EVERY_S / 5
+    next_at = time.monotonic() + 1.0
 
     def tell(done: int, total: int) -> None:
         nonlocal next_at
         if time.monotonic() >= next_at:
-            next_at = time.monotonic() + _EVERY_S
+            next_at = time.monotonic() + 5.0
             log.warning(f"packing this environment for site {site}, once: {show_bytes(done)} of {show_bytes(total)}")
 
     return tell

@@ -24,7 +24,7 @@ from typing import Any
 
 from stoker.connections import split_address
 from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
-from stoker.pilot.starter.place import Environments, StartError, base_folder, environ_for, finish
+from stoker.pilot.starter.place import Environments, StartError, base_folder, environ_for, finish, link_or_copy
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
 from stoker.pilot.transfer.fetch import SEED_FILE, FetchSettings, ObjectFetch, read_key
@@ -137,13 +137,7 @@ class _ServedArchive:
 
 def _copy_archive_from_path(source: Path, archive: Path) -> None:
     with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
-        draft.unlink(missing_ok=True)
-        try:
-            os.link(source, draft)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            shutil.copyfile(source, draft)
+        link_or_copy(source, draft)
 
 
 def _has_content(path: Path, name: str) -> bool:

@@ -200,6 +200,17 @@ def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
     return False
 
 
+def link_or_copy(source: str | Path, target: Path) -> None:
+    """Make `target` a link to a file, or a copy on another file system. Raises OSError."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def _count(folder: Path) -> int:
     return sum(len(files) for below, _, files in os.walk(folder) if os.path.basename(below) != "__pycache__")
 

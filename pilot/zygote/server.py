@@ -26,7 +26,7 @@ from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
@@ -97,11 +97,8 @@ class Listener(MetaPathFinder):
             sys.meta_path.remove(self)
         for name, plain in self._plain.items():
             setattr(sys.modules.get(_MODULE), name, plain)
-        self._plain.clear()
 
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
         if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
@@ -118,10 +115,8 @@ class Listener(MetaPathFinder):
 
     def _listen(self, module: ModuleType) -> None:
         for name in _QUERY_FUNCTIONS:
-            plain = getattr(module, name, None)
-            if callable(plain):
-                self._plain[name] = plain
-                setattr(module, name, functools.partial(self._ask, plain))
+            self._plain[name] = plain = getattr(module, name)
+            setattr(module, name, functools.partial(self._ask, plain))
 
     def _ask(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.asked = True
@@ -211,14 +206,11 @@ class ZygoteServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        def end(_signal: int, _frame: FrameType | None) -> None:
-            self._over = True
-
         self._sock.setblocking(False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _nothing)
-        signal.signal(signal.SIGUSR1, end)
-        signal.signal(signal.SIGTERM, _nothing)  # a batch system signals every process; the agent decides
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_over", True))
+        signal.signal(signal.SIGTERM, lambda *_: None)  # a batch system signals every process; the agent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
@@ -328,9 +320,8 @@ class ZygoteServer:
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
-            orphans = (
-                processes.kill_stray_children(self._libraries) - self._trackers.keys()
-            )  # a library's resource trackers do not count as orphans
+            # A library's resource trackers do not count as orphans.
+            orphans = processes.kill_stray_children(self._libraries) - self._trackers.keys()
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
             for tracker in set(processes.child_resource_trackers()) - self._own_trackers:
@@ -357,7 +348,3 @@ def _refuse(descriptors: Iterable[int], what: str) -> None:
     print(f"the zygote refused {what}", file=sys.stderr)  # noqa: T201  # into the log
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _nothing(_signal: int, _frame: FrameType | None) -> None:
-    """Do nothing. The signal only wakes the loop."""
