@@ -33,7 +33,6 @@ _UNSUPPORTED = {
 }  # fmt: skip
 
 Shapes = dict[str, tuple[int, int]]
-"""Input and output sizes of a layer's projections."""
 
 
 class BaseShapes(msgspec.Struct, frozen=True):
@@ -43,7 +42,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """The LoRA of one projection: names of its two tensors, and the factor of their product."""
+    """The LoRA of one projection: its two tensors, and the factor of their product."""
 
     layer: int
     projection: str
@@ -65,7 +64,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
-        """Raise ValueError if the adapter belongs to a model of other (known) sizes."""
+        """Raise ValueError for a base of other sizes."""
         if base is not None and (why := self._misfit(base)):
             raise ValueError(f"{self.folder} is an adapter of another base: {why}; give its own base model")
 
@@ -85,7 +84,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
-    """Read an adapter's configuration and tensor shapes. Raises ValueError if Stoker cannot serve it."""
+    """Read an adapter's files. Raises ValueError if Stoker cannot serve it."""
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
@@ -116,7 +115,7 @@ def check_adapter(folder: str, *, base: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def virtual_tokens(folder: str) -> int:
-    """Return the tokens of a soft prompt; 0 for a LoRA. Raises ValueError for an unsuitable adapter."""
+    """Return the tokens of a soft prompt; 0 for a LoRA. Raises ValueError."""
     return read_adapter_files(folder).virtual_tokens
 
 

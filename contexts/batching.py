@@ -45,7 +45,6 @@ class BatchLimits(msgspec.Struct, frozen=True):
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
     def max_tokens_per_row(self) -> int:
-        """Return the length of the longest row in the cache; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
             return 0
@@ -106,7 +105,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Number of tokens to read before the next is written; 1 during decoding."""
+        """Tokens to read before the next is written; 1 during decoding."""
         return self.length - self.read
 
     @property
@@ -191,7 +190,7 @@ class RunningBatch:
         return padded_length((state.reserved, state.length) for state in states)
 
     def repeats(self, step: Step) -> int:
-        """Return how many times `next` would return this step if no request joins or ends."""
+        """Return how often `next` would return this step if no request joins or ends."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
         return 1 + min(request.reserved - request.length for request in self.running.values())

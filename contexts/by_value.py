@@ -66,10 +66,7 @@ class OpenHandle(pickle.PicklingError):
 
 
 def is_open_handle(value: Any) -> bool:
-    """Return True for an open file or archive, and for a temporary file or folder.
-
-    Standard streams, in-memory files and file classes of packages can be sent.
-    """
+    """True for an open file or archive, and for a temporary file or folder, unless it can be sent."""
     if not isinstance(value, SUSPECTS) or _stream_name(value):
         return False
     if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
@@ -115,7 +112,7 @@ _MOST_ITEMS = 64
 
 
 def is_plain(value: Any, depth: int) -> bool:
-    """Return True for a small value of builtin types, in containers of at most `depth` levels."""
+    """True for a small value of builtin types, in at most `depth` levels of containers."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -302,7 +299,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
         self.named: set[str] = set()
-        """The user's modules whose code was pickled by name (only with `prefers_names`)."""
+        """Modules whose code was pickled by name (only with `prefers_names`)."""
         self.modules: list[types.ModuleType] = []
         self._by_name = by_name
         self._prefers_names = prefers_names

@@ -38,7 +38,7 @@ class TokenRow(NamedTuple):
 
 
 class RuntimeShape(NamedTuple):
-    """The batch shape of a runtime: tokens per text, and texts per batch."""
+    """Tokens per text, and texts per batch."""
 
     length: int
     batch: int = 1
@@ -72,7 +72,7 @@ _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile` and its origin. Use the snapshot `form` if it exists."""
+    """Return the result of `compile` and its origin."""
     place = snapshot_folder() / form
     received = received_snapshot(place) if form else None
     if received and (had := _from_snapshot(received[0], compile, place=place)):
@@ -127,7 +127,7 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
 
 
 def _from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tuple[Made, bool] | None:
-    """Return the result of `compile` with a copy of `source`, and True if it compiled other code, now at `place`."""
+    """Return the result of `compile` with a copy of `source`, and True if `place` has other code now."""
     try:
         with _temporary_folder() as folder:
             cache = folder / _CACHE
@@ -181,7 +181,7 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Creates a network's inputs in the computing thread. Tensors from outside of inference mode would need other code."""
+"""Creates a network's inputs in the computing thread: tensors from outside of inference mode need other code."""
 BACKEND: str | Callable[..., Any] = "inductor"
 _FORMAT = 1
 _RUNS = 3
@@ -237,12 +237,12 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """Return True if a runtime should be compiled. `auto` means on a GPU."""
+    """`auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
 def compile_runtime(model: Runtime, wanted: bool | str) -> None:
-    """Compile a runtime if wanted. A failure raises ContextError only if `wanted` is True."""
+    """Compile a runtime. A failure raises ContextError only if `wanted` is True."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))

@@ -230,7 +230,7 @@ class _DigestWalk:
     # ---- definitions: functions, classes, modules
 
     def _definition(self, value: Any, feed: Any, installed: str = "") -> None:
-        """Add a definition, or its number after the first visit. `installed`: tag of installed code, added by name."""
+        """Add a definition, or its number after the first visit. `installed`: tag of installed code."""
         number = self._definitions.get(id(value))
         if number is not None:
             self.raw("again", b"%d" % number)

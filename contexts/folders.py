@@ -19,7 +19,6 @@ SNAPSHOTS = "STOKER_SNAPSHOTS"
 
 
 def state_folder() -> Path:
-    """Return the user's state folder, which may not exist yet."""
     named = os.environ.get("STOKER_HOME")
     if named:
         return Path(named).absolute()
@@ -86,7 +85,7 @@ def may_be_shared(path: Path) -> bool:
 
 
 def umask_now() -> int:
-    """Return the umask without setting it, because other threads may create files."""
+    """Return the umask without setting it: other threads may create files."""
     with suppress(OSError), open("/proc/thread-self/status") as file:
         for line in file:
             if line.startswith("Umask:"):

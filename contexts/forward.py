@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 KV = TypeVar("KV")
 
 SHORTEST = 8
-"""Minimum length of a kept prefix, in tokens."""
+"""Tokens of the shortest kept prefix."""
 _LONGER = 8
 _RECENT = 8
 
@@ -57,7 +57,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix that all rows begin with, or None, and its usable length."""
+        """Return the longest kept prefix of all rows, or None, and its usable length."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -161,7 +161,7 @@ class ModelRunner:
 
     @functools.cached_property
     def token_bytes(self) -> int:
-        """Measured bytes of a cached token; 0 if the cache does not grow with tokens."""
+        """Measured; 0 if the cache does not grow with tokens."""
         if not self.shares:
             return 0
         ids = tuple(range(8))
@@ -226,7 +226,6 @@ class ModelRunner:
                 yield start, self.model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0].float()
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
-        """Return the logits `[rows, longest, vocabulary]` of whole rows."""
         ids, longest = self._padded(rows)
         mask = self._padding_mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()

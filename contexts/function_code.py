@@ -88,7 +88,6 @@ def may_read_own_files(code: types.CodeType) -> bool:
 
 
 def plain(function: Callable[..., Any]) -> Any:
-    """Return the function that partials or a callable object wrap."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -220,7 +219,7 @@ class Captured:
 
 
 class _FunctionNames:
-    """The objects of one function's names, held weakly where Python allows it."""
+    """The objects of one function's names, held weakly where possible."""
 
     __slots__ = ("_code", "_function", "_strong", "_weak", "annotations", "name", "used")
 

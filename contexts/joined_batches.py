@@ -48,7 +48,7 @@ class JoinedBatches(Generic[Row, Result]):
         self._lock = threading.Lock()
         self._open: list[_Request[Row, Result]] = []
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
-        """Waiting rows by kind, shortest first: (length, unique number, index in the request, request)."""
+        """By kind, shortest first: (length, unique number, index in the request, request)."""
         self._numbers = 0
         self._is_led = False
 

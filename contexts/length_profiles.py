@@ -29,7 +29,7 @@ from stoker.whole_files import write_whole
 log = logging.getLogger(__name__)
 
 MOST_RUNTIMES = 8
-"""Maximum number of runtimes, as in the paper for BERT."""
+"""As in the paper for BERT."""
 LEAST_GAIN = 0.05
 """Share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
 
@@ -43,7 +43,7 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Chosen lengths, their mean latency, and the mean latency with only the longest."""
+    """Chosen lengths, and the mean latency with them and with only the longest."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -61,7 +61,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 def choose_lengths(
     times: Sequence[LengthTime], texts: Sequence[float] = (), *, most: int = MOST_RUNTIMES
 ) -> RuntimeLengths:
-    """Return the lengths that are worth a runtime, including the longest length. `texts`: expected texts per length."""
+    """Return the lengths that are worth a runtime. `texts`: expected texts per length."""
     texts = texts or [1] * len(times)
     # Because of noise, a shorter length may be slower than a longer one. Then the longer length's time is used.
     seconds = list(accumulate((each.seconds for each in reversed(times)), min))[::-1]
@@ -79,7 +79,7 @@ def choose_lengths(
 def _best_lengths_per_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
-    """Return the total time and the places of the best 1, 2, ... lengths that include the last (dynamic program)."""
+    """Return the total time and the places of the best 1, 2, ... lengths (dynamic program)."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]
@@ -99,10 +99,10 @@ def _best_lengths_per_count(
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""Minimum useful difference between two lengths in tokens: no kernel has a smaller tile."""
+"""Tokens; no kernel has a smaller tile."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
-"""Longest measured length for a model without a limit."""
+"""For a model without a limit."""
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

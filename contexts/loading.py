@@ -33,7 +33,7 @@ from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath(NamedTuple):
-    """Placeholder for the path of an object in pickled arguments."""
+    """Stands for the path of an object in pickled arguments."""
 
     name: str
     as_path: bool = False
@@ -72,7 +72,7 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
 
 
 def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
-    """Return the result of the context's method `token_cache`, or None. Raises RecipeError for an invalid result.
+    """Return the result of the context's method `token_cache`, or None. Raises RecipeError.
 
     The cache is fixed if the context has no `resize(device_memory_bytes)`.
     """
@@ -156,7 +156,7 @@ _CONNECT_S = 2.0
 
 
 class HubWatch(logging.Handler):
-    """Log handler for `huggingface_hub`. `unreachable`: first message about an unreachable hub."""
+    """Log handler for `huggingface_hub`. `unreachable`: the first such message."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -188,7 +188,6 @@ class HubWatch(logging.Handler):
             constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """Return advice if an unreachable hub caused the error, or ""."""
         if not self.unreachable and not _is_offline_error(error):
             return ""
         return (

@@ -24,7 +24,7 @@ MOST_BYTES = 512 << 20
 
 _DIGEST_BYTES = 32
 _SLICES = 1024
-"""Maximum parts of a piece, so that it can be verified quickly."""
+"""Maximum parts of a piece, so that its check is quick."""
 
 
 class EntryKind(enum.Enum):
@@ -69,7 +69,6 @@ Piece = tuple[Slice, ...]
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest. Equal objects have equal bytes."""
     if manifest.kind is EntryKind.FILE:
         return _frame(*_content(manifest.entries[0]))
     return _frame(b"folder") + b"".join(_frame(entry.name, *_content(entry)) for entry in manifest.entries)
@@ -116,7 +115,6 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 
 def pieces(manifest: Manifest) -> list[Piece]:
-    """Return the pieces of an object in order."""
     whole: list[list[Slice]] = []
     size = 0
     for part in slices(manifest):

@@ -80,7 +80,7 @@ def load_model(
 
 
 def why_vllm(engine: str, *, device: str) -> str:
-    """Return the reason to use vLLM, or "". Raises StokerError if a wanted vLLM cannot be imported."""
+    """Return the reason to use vLLM, or "". Raises StokerError."""
     asked = engine == "vllm"
     is_found = device.startswith("cuda") and importlib.util.find_spec("vllm") is not None
     if not asked and not (engine == "auto" and is_found):

@@ -22,7 +22,7 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""Modules that a pilot imports for every ready-made model, so that all share one zygote."""
+"""Imported by a pilot for every ready-made model, so that all share one zygote."""
 
 
 class CallableModule(types.ModuleType):
@@ -91,7 +91,6 @@ def shown_name(path: str) -> str:
 
 
 UNDECLARED_CACHE_TOKENS = 4096
-"""Maximum cache tokens if the memory is undeclared."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
@@ -116,7 +115,7 @@ def check_device_split(source: str, devices: Any, *, engine: str) -> None:
 
 
 def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model including its cache, if its size is known."""
+    """Return the needs of a model including its cache, if known."""
     config = read_json_object(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
@@ -227,7 +226,7 @@ def _read(source: str) -> Any:
 POOLINGS = ("mean", "cls", "last")
 
 Read = Callable[[str], str | None]
-"""Returns the text of a model's file by name, or None."""
+"""Returns the text of a model's file, or None."""
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
@@ -275,7 +274,6 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 SHORTEST_RUNTIME = 3
 """Two special tokens and one token of text."""
 _NO_LIMIT = 1_000_000
-"""A tokenizer's limit above this number means no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 """Model types whose positions begin after the padding token's position."""
 
@@ -306,7 +304,6 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
 
 def read_max_text_tokens(folder: str) -> int:
-    """Return `max_text_tokens` of the model in a folder; 0 for a hub name."""
     config, tokenizer = read_json_object(folder, "config.json"), read_json_object(folder, "tokenizer_config.json")
     return max_text_tokens(
         model_type=str(config.get("model_type", "")),

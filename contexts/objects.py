@@ -88,7 +88,7 @@ def is_object_name(name: str) -> bool:
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """Read the file or folder; return True if it has the content of `ref`."""
+    """Read the file or folder and compare its content with `ref`."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_build_manifest(Path(path), nothing)))
@@ -276,7 +276,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """The published objects of a session. An unknown name makes it read new lines of the index file."""
+    """The published objects of a session."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE

@@ -30,7 +30,7 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def join_parts(magic: bytes, first: bytes, rest: Sequence[Buffer]) -> list[Buffer]:
-    """Return the parts of a payload with a head, aligned to 64 bytes."""
+    """Return the parts of a payload, with a head."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(rest))
     table, parts = [], list[Buffer]()
     for raw in (memoryview(part) for part in (first, *rest)):
@@ -91,7 +91,7 @@ def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Se
 
 
 def short_payload(payload: bytes) -> str:
-    """Return pickled `(args, kwargs)` as short text, or "" if the bytes are unreadable."""
+    """Return pickled `(args, kwargs)` as short text, or "" for unreadable bytes."""
     try:
         parts = [payload] if payload[:1] == PLAIN else split_payload(payload)
         body, *buffers = parts[payload[:1] == WITH_MODULES :]

@@ -149,7 +149,7 @@ class DeviceSet(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Seconds of a block in the queue, and from its start to its first pilot."""
+    """Seconds of a block in the queue, and until its first pilot."""
 
     wait_s: float
     boot_s: float
@@ -171,7 +171,7 @@ class PilotCount(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """The recorded waits, lifetimes and pilot counts of one source of blocks, oldest first."""
+    """The records of one source of blocks, oldest first."""
 
     source: str
     waits: tuple[Wait, ...] = ()
@@ -240,7 +240,6 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
 """
 READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
 _ERROR = " error"
-"""Suffix of `stage` in rows with the forecast error."""
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
@@ -320,8 +319,6 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe with measured calls of a function, and the newest call's time."""
-
     recipe: str
     kinds: tuple[str, ...]
     at: float

@@ -56,7 +56,7 @@ def _bytes_of(piece: str) -> bytes | None:
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Texts per call of a tokenizer. Stop requests are checked between these calls."""
+"""Texts per call of a tokenizer, between checks of stop requests."""
 
 
 class PromptReader:
@@ -84,7 +84,7 @@ class PromptReader:
 
     @property
     def chat_template(self) -> str:
-        """The model's chat templates, one after the other."""
+        """The model's chat templates, joined."""
         found = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
 
@@ -177,7 +177,6 @@ def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
-    """Return the configured end tokens, or the tokenizer's end token."""
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

@@ -1,4 +1,4 @@
-"""Read texts with a causal model: mean hidden states, and losses on targets."""
+"""Read texts with a causal model."""
 
 from __future__ import annotations
 

@@ -36,8 +36,6 @@ _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class LoadedParts(NamedTuple):
-    """A model and its tokenizer. `weights`: how they were loaded."""
-
     model: Any
     tokenizer: Any
     weights: str = ""
@@ -56,10 +54,7 @@ def load_parts(
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return a folder with the model's safetensors files, and its origin. Convert the model if needed.
-
-    Raises OSError, and exceptions of Transformers.
-    """
+    """Return a folder with the model's safetensors files, and its origin. Raises OSError, exceptions of Transformers."""
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _is_worth_converting(path):
@@ -174,7 +169,7 @@ def _received(made_s: float) -> str:
 
 
 def snapshot_creation_seconds(place: Path) -> float | None:
-    """Return the seconds that the creation of a snapshot took; None without a snapshot."""
+    """Return the seconds that a snapshot took, or None."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):

@@ -25,7 +25,7 @@ _OUTLIER = 3.0
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that read `tokens` tokens, each of which attended to `length` tokens on average."""
+    """A step that read `tokens` tokens, each of which attended to `length` tokens."""
 
     prefill: bool
     tokens: float
@@ -89,7 +89,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, prefill=scaled(self.prefill), decode=scaled(self.decode))
 
     def is_sound(self) -> bool:
-        """Return True if no number is negative or too large for a measurement."""
+        """True if no number is negative or too large for a measurement."""
         cells, errors = (*self.prefill, *self.decode), (self.prefill_error, self.decode_error)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         return (
@@ -243,7 +243,6 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
 
 
 def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
-    """Return the powers of two between `least` and `most`, and `most`."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
@@ -292,10 +291,9 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 _LEAST = 1.0
 _FAR = 65_536.0
-"""Tokens of the last straight line beyond the last cell."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""Maximum number of cached prompt lengths. Workloads have fewer lengths."""
+"""More than workloads have."""
 
 
 class StepSeconds:
@@ -309,7 +307,6 @@ class StepSeconds:
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """A policy asks repeatedly about the same waiting call."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
         """By batch size: the seconds at each length, and the slope after it (None if not linear)."""
 

@@ -64,7 +64,7 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors in a folder's safetensors files. Raises OSError, ValueError."""
+    """Return the tensors in a folder's files. Raises OSError, ValueError."""
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _read_tensor_entries(single)
@@ -109,7 +109,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
 
 
 class WeightStream:
-    """Streams weights to a device while a `with` block runs."""
+    """Streams weights to a device during a `with` block."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class Staging:
         return self._buffers[self._turn]
 
     def mark_used(self) -> None:
-        """Mark the current buffer as used, after all its copies are queued."""
+        """Call this after all copies of the buffer are queued."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
@@ -282,7 +282,7 @@ def release_pinned_memory() -> None:
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` with the bytes of a file from byte `start`. Raises OSError for a short file."""
+    """Fill `into` from byte `start` of a file. Raises OSError for a short file."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -312,7 +312,7 @@ BY_TRANSFORMERS = "weights by Transformers"
 
 
 class UnusualModelError(Exception):
-    """Raised for a model whose weights cannot be streamed."""
+    """Its weights cannot be streamed."""
 
 
 class StreamedWeights:
@@ -328,7 +328,7 @@ class StreamedWeights:
         self._map: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
-        """Origin of the weights; empty on a CPU, where they are memory-mapped."""
+        """Origin; empty on a CPU, where weights are memory-mapped."""
 
     def __enter__(self) -> StreamedWeights:
         if len(self._devices) > 1:
@@ -431,7 +431,7 @@ def _skip_allocator_warmup() -> Iterator[None]:
 
 
 def streams_to(device: str) -> bool:
-    """True for a GPU. On a CPU, memory-mapping the file is faster."""
+    """On a CPU, memory-mapping the file is faster."""
     return device.startswith("cuda")
 
 

@@ -72,7 +72,6 @@ class CompletionTexts(ambient.RelayedTexts):
         return self._read(None)
 
     def send_to(self, sink: ambient.TextSink) -> Generator[str, None, None]:
-        """Pass the texts to `sink` in the engine's thread. Yield the texts that it does not accept."""
         return self._read(sink)
 
     def _read(self, sink: ambient.TextSink | None) -> Generator[str, None, None]:
@@ -95,7 +94,7 @@ class TextWriter:
     def write(
         self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
     ) -> list[str]:
-        """Return the texts of `CausalLM.generate`, with `seed` instead of the sampling's seed."""
+        """Return the texts of `CausalLM.generate`."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         self._prompts.texts().prepare(sampling)
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])

@@ -21,7 +21,7 @@ _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """Return a sentence that names the unpicklable part, the reason and advice."""
+    """Name the unpicklable part, the reason and advice."""
     try:
         path, culprit, why = _search(value, error, what=what)
     except Exception:  # an error of the search must not hide the original error

@@ -69,7 +69,7 @@ class ModuleSource(NamedTuple):
 
 
 _INSTALLED_S = 1.0
-"""Seconds for which a module counts as installed, on an unchanged search path."""
+"""Seconds for which a module counts as installed."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
@@ -130,7 +130,6 @@ def is_linked_package(top: str) -> bool:
 
 
 def place_of(top: str) -> str | None:
-    """Return the folder of a package or the file of a module, or None."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _find_module_spec(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -184,7 +183,7 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the folders outside the environment that pip filled, with their files."""
+    """Yield the folders outside the environment that pip filled, and their files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
@@ -216,7 +215,7 @@ def folders_in_pth_files(folder: str) -> Iterator[str]:
 
 
 def editable_modules() -> dict[str, str]:
-    """Return the paths of modules that import hooks of editable installs find, by name."""
+    """Return the paths of modules that import hooks of editable installs find."""
     found: dict[str, str] = {}
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")

@@ -40,7 +40,7 @@ MOST_BYTES = 8_000_000
 """Maximum bytes of sent sources. Above it, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
-"""Modules by dotted name: file, True for a package, version, source."""
+"""By dotted name: file, True for a package, version, source."""
 
 
 class _Read(NamedTuple):
@@ -73,7 +73,7 @@ def modules_imported_when_run(functions: Iterable[types.FunctionType]) -> set[st
 
 
 def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's modules among `names`, and their imports. Above MOST_BYTES, return an empty table."""
+    """Return the user's modules among `names`, and their imports; empty above MOST_BYTES."""
     read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
@@ -170,12 +170,10 @@ def _module_and_parent_names(name: str) -> Iterator[str]:
 
 
 _FRESH_S = 0.2
-"""Seconds for which a computed stamp is valid."""
 _stamps: dict[str, tuple[float, str]] = {}
 
 
 def linked_package_stamp(name: str) -> str:
-    """Return the stamp of a linked package, or "" for other packages."""
     top = name.partition(".")[0]
     if not is_linked_package(top):
         return ""
@@ -211,7 +209,7 @@ def _source_files(place: str) -> Iterator[str]:
 
 
 class CarriedModules:
-    """The modules of one function or loader, and the stamps of its linked packages."""
+    """The modules of one function or loader."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
         self._stamps = stamps
@@ -294,7 +292,7 @@ class CarriedModules:
 before_replacing: Callable[[], None] | None = None
 """Called before another version replaces a module, unless the context has that version."""
 _imported_at: dict[str, str] = {}
-"""Stamps of linked packages at their import in this process, if known."""
+"""Stamps of linked packages at their import, if known."""
 
 
 def count_replaced() -> int:
@@ -358,7 +356,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.known: dict[str, _Carried] = {}
         """By name, in the version of the last call that sent them."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """By name and version: modules that a later call may need, with their submodules."""
+        """By name and version, with submodules: for later calls."""
         self.count_changes = 0
         self.count_replaced = 0
 

@@ -61,12 +61,12 @@ from stoker.whole_files import draft_of, write_whole
 # ---- the tar file
 
 TIME_S = 315_532_800
-"""Modification time of every file in an archive: 1980, the earliest year that all tools support."""
+"""Of every file in an archive: 1980, the earliest year that all tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""Receives the number of bytes packed so far and in total."""
+"""Receives the bytes packed so far and in total."""
 
 
 def write_archive(path: Path, members: Sequence[ArchiveMember], *, on_progress: Progress | None = None) -> None:
@@ -189,7 +189,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return the archive with this name. If it is missing, pack it while other processes wait."""
+    """Return this archive. If it is missing, pack it while other processes wait."""
     size_bytes = 0
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -227,7 +227,6 @@ def _forget_old(place: Path) -> None:
 
 
 CARRIED_AS = "session"
-"""Name of the copied folder in a job's sandbox."""
 _STARTER = (
     "connections.py", "errors.py", "log_files.py", "whole_files.py", "contexts/manifest.py", "pilot/starter/*.py",
     "pilot/transfer/*.py",
@@ -240,7 +239,7 @@ def pilot_files_folder(folder: SessionFolder, site: Site) -> Path:
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Write the files that a site's compute nodes need to start pilots. Raises SessionError."""
+    """Write the files with which nodes start pilots. Raises SessionError."""
     place = pilot_files_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
@@ -275,7 +274,6 @@ def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """Return the command of a job. `options`: options of `stoker-pilot` except `--session`."""
     if site.provider.shared_files:
         return ["sh", str(pilot_files_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
@@ -297,7 +295,7 @@ log = logging.getLogger("stoker")
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots."""
+    """Pack environments and write the files that start pilots, for sites with `kind = "packed"`."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
             progress = _report(site.name)

@@ -51,7 +51,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """A file below a folder. `link`: the target of a link within the folder."""
+    """`link`: the target of a link within the folder."""
 
     name: str
     path: str
@@ -106,7 +106,7 @@ def file_listing_digest(path: str) -> str:
 # ---- the environment
 
 _FORMAT = "stoker-environment-1"
-"""Part of the environment's key, which changes with the layout of archives."""
+"""Changes the environment's key with the layout of archives."""
 
 
 class Editable(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 def inspect_environment() -> Installed:
-    """Return this environment. Raises ConfigError for an editable install without its sources."""
+    """Raises ConfigError for an editable install without its sources."""
     known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
@@ -221,20 +221,20 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Files of a conda environment that are packed separately, or needed only for compiling or as documentation."""
+"""Files that are packed separately, or needed only for compiling or as documentation."""
 
 
 class MemberKind(enum.Enum):
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
-    """A file whose first line names the Python of this environment."""
+    """Its first line names the Python of this environment."""
     BYTECODE = "bytecode"
-    """A bytecode file, whose header contains the source's modification time."""
+    """Its header contains the source's modification time."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file in the archive. `path`: the file to pack, or the target of a link."""
+    """`path`: the file to pack, or the target of a link."""
 
     name: str
     path: str
@@ -275,7 +275,7 @@ def interpreter_file() -> str:
 
 
 def interpreter_members() -> list[ArchiveMember]:
-    """Return the interpreter and its standard library. Raises ConfigError."""
+    """Raises ConfigError."""
     executable, library = interpreter_file(), sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):
         raise ConfigError(

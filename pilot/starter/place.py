@@ -55,7 +55,7 @@ def base_folder(given: str) -> Path:
 
 
 def create_private_folder(first: Path) -> Path | None:
-    """Return a private folder at `first` or a numbered name, or None if other users own all of them."""
+    """Return a private folder at `first` or a numbered name, or None."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # a file has this name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
 
 
 def link_or_copy(source: str | Path, target: Path) -> None:
-    """Make `target` a link to a file, or a copy on another file system. Raises OSError."""
+    """Raises OSError."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

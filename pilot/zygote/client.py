@@ -24,7 +24,7 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )  # fmt: skip
-"""Environment variables that set the thread pools of numeric libraries on import."""
+"""Set the thread pools of numeric libraries on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -162,7 +162,6 @@ class Zygote:
         self.push()
 
     def push(self) -> None:
-        """Send queued orders until the socket is full."""
         try:
             self._send_queued()
         except OSError:
@@ -181,7 +180,7 @@ class Zygote:
                 sock.close()
 
     def receive(self) -> list[FromZygote] | None:
-        """Return the received messages, or None once the zygote has ended."""
+        """Return the received messages; None after the zygote's end."""
         said: list[FromZygote] = []
         while True:
             try:
@@ -198,7 +197,7 @@ class Zygote:
                 _refusals.warning(str(self.pid), f"refused {len(data)} bytes of zygote {self.pid}: {error}")
 
     def close(self) -> None:
-        """Close the socket. The zygote then kills its libraries, removes the scratch folder and exits."""
+        """Make the zygote kill its libraries, remove the scratch folder and exit."""
         self._drop_unsent()
         self._sock.close()
 

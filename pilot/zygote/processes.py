@@ -24,7 +24,7 @@ LIMIT_S = 5.0  # seconds; PyTorch's shared memory manager waits 2 s after the la
 _IPC_RMID = 0
 _EXITING = 0x4  # a flag in /proc/PID/stat
 _COMMAND_LINE_WAIT_S = 1.0
-"""Seconds within which the kernel shows the command line of a new process."""
+"""Seconds within which the kernel shows a new process's command line."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -113,7 +113,7 @@ def _has_children_files() -> bool:
 
 
 def tree(pid: int) -> Iterator[int]:
-    """Yield the ids of a process and all its descendants, parents first."""
+    """Yield a process and all its descendants, parents first."""
     todo = [pid]
     while todo:
         one = todo.pop()
@@ -168,7 +168,7 @@ def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Reap an ended child process. Return its pid, status and peak memory in bytes, or None."""
+    """Return an ended child's pid, status and peak memory in bytes, or None."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -191,7 +191,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the bytes of a process and its descendants, with shared pages split. Takes milliseconds."""
+    """Return the bytes of a process tree, with shared pages split. Takes milliseconds."""
     total = 0
     for one in tree(pid):
         with suppress(OSError), open(f"/proc/{one}/smaps_rollup", "rb") as file:
@@ -213,7 +213,6 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """Return the exact bytes of a library above its limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0

@@ -38,7 +38,7 @@ from stoker.pilot.zygote import client, processes
 # ---- threads
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that allow a fork. jemalloc's thread (in pyarrow) only frees memory."""
+"""Threads that allow a fork. jemalloc's thread (in pyarrow) only frees memory."""
 _THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
@@ -86,7 +86,6 @@ class Listener(MetaPathFinder):
         self._plain: dict[str, Callable[..., Any]] = {}
 
     def start(self) -> None:
-        """Wrap the query functions of `torch.cuda`, once this module is imported."""
         if _MODULE in sys.modules:
             self._listen(sys.modules[_MODULE])
         else:
@@ -196,9 +195,9 @@ class ZygoteServer:
         self._scratch = scratch
         self._libraries: dict[int, int] = {}  # library number by process id
         self._own_trackers: frozenset[int] = frozenset()
-        """Resource trackers of the preloaded modules, which exit with this process."""
+        """Of the preloaded modules."""
         self._trackers: dict[int, float] = {}
-        """Resource trackers of ended libraries, with the monotonic time of their kill."""
+        """Of ended libraries, with the monotonic time of their kill."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
