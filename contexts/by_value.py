@@ -67,12 +67,10 @@ class OpenHandle(pickle.PicklingError):
 
 def is_open_handle(value: Any) -> bool:
     """True for an open file or archive, and for a temporary file or folder, unless it can be sent."""
-    if not isinstance(value, SUSPECTS) or _stream_name(value):
+    if not isinstance(value, SUSPECTS) or _stream_name(value) or isinstance(value, io.BytesIO | io.StringIO):
         return False
-    if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
-        return True
-    in_memory = isinstance(value, io.BytesIO | io.StringIO)
-    return not in_memory and type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    is_own = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    return is_own or isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES))
 
 
 def _stream_name(value: Any) -> str | None:
@@ -177,9 +175,8 @@ def reduce_singledispatch(function: Any) -> Any:
 
 
 def fill_dispatcher(function: Any, state: tuple[dict[str, Any], list[tuple[type, Any]]]) -> None:
-    attributes, implementations = state
-    vars(function).update(attributes)
-    for kind, implementation in implementations:
+    vars(function).update(state[0])
+    for kind, implementation in state[1]:
         function.register(kind, implementation)
 
 
@@ -196,16 +193,16 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 
 def reduce_class(kind: type) -> Any:
+    advice = ""
     if getattr(kind, "__struct_fields__", None):
-        raise pickle.PicklingError(
-            f"{kind.__qualname__} is a msgspec.Struct, which is sent by its name: define it in a module that the"
-            " function imports in its body, or make it a dataclass"
+        advice = "is a msgspec.Struct, which is sent by its name: {}, or make it a dataclass"
+    elif wanted := _required_subclass_argument(kind):
+        advice = (
+            f"was made with {wanted!r} for __init_subclass__, which Python does not keep: {{}}, or give it a default"
         )
-    if wanted := _required_subclass_argument(kind):
-        raise pickle.PicklingError(
-            f"{kind.__qualname__} was made with {wanted!r} for __init_subclass__, which Python does not keep: define it"
-            " in a module that the function imports in its body, or give that parameter a default"
-        )
+    if advice:
+        instead = "define it in a module that the function imports in its body"
+        raise pickle.PicklingError(f"{kind.__qualname__} {advice.format(instead)}")
     reduced = _inside._dynamic_class_reduce(kind)
     bases = vars(kind).get("__orig_bases__", ())
     if reduced[0] is _inside._make_skeleton_class and "__slots__" in vars(kind) and typing.NamedTuple not in bases:
@@ -217,12 +214,11 @@ def _required_subclass_argument(kind: type) -> str:
     hook: Any = getattr(super(kind, kind), "__init_subclass__", None)
     if not isinstance(hook, types.MethodType):
         return ""
-    try:
-        parameters = inspect.signature(hook).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return next((one.name for one in parameters if one.default is one.empty and one.kind not in collecting), "")
+    with contextlib.suppress(TypeError, ValueError):
+        for one in inspect.signature(hook).parameters.values():
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                return one.name
+    return ""
 
 
 def _reduce_type_variable(value: Any) -> Any:

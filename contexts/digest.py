@@ -250,35 +250,36 @@ class _DigestWalk:
         self.text(version_of_package(home.partition(".")[0]) + linked_package_stamp(home))
 
     def _function(self, function: types.FunctionType) -> None:
+        code, name = function.__code__, function.__name__
         self.open("function", 7)
-        self.text(function.__name__)
-        self._code(function.__code__)
-        self.visit(function.__defaults__, f" defaults of {function.__name__}")
-        self.visit(function.__kwdefaults__, f" defaults of {function.__name__}")
+        self.text(name)
+        self._code(code)
+        self.visit(function.__defaults__, f" defaults of {name}")
+        self.visit(function.__kwdefaults__, f" defaults of {name}")
         cells = function.__closure__ or ()
         self.open("closure", len(cells))
-        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        for variable, cell in zip(code.co_freevars, cells, strict=True):
             try:
                 content = cell.cell_contents
             except ValueError:
                 self.raw("empty-cell", b"")
-                continue
-            self.visit(content, f" variable {name!r} of {function.__name__}")
-        names = sorted(global_names(function.__code__) & function.__globals__.keys())
-        self.open("globals", len(names))
-        for name in names:
-            self.text(name)
-            if name == "__file__":  # the function may read files next to its module
-                self.text(os.path.abspath(str(function.__globals__[name])))
-            elif name not in _MODULE_NAMES:
-                value = function.__globals__[name]
-                self.visit(value, f" global {name!r} of {function.__name__}")
+            else:
+                self.visit(content, f" variable {variable!r} of {name}")
+        used = sorted(global_names(code) & function.__globals__.keys())
+        self.open("globals", len(used))
+        for variable in used:
+            self.text(variable)
+            value = function.__globals__[variable]
+            if variable == "__file__":  # the function may read files next to its module
+                self.text(os.path.abspath(str(value)))
+            elif variable not in _MODULE_NAMES:
+                self.visit(value, f" global {variable!r} of {name}")
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
-                    self._state(value, attribute_names(function.__code__))
-        self._visit_imported_modules(function.__code__, package_of_function(function))
-        extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
+                    self._state(value, attribute_names(code))
+        self._visit_imported_modules(code, package_of_function(function))
+        extra = {attribute: part for attribute, part in vars(function).items() if attribute != "__wrapped__"}
         if extra:
-            self.visit(extra, f" attributes of {function.__name__}")
+            self.visit(extra, f" attributes of {name}")
 
     def _cached_function(self, function: Any) -> None:
         self.open("cached", 1)
@@ -353,8 +354,9 @@ class _DigestWalk:
             return
         if source is not None:
             self._sources[source] = len(self._sources)
-        code = code_of(source) if source is not None else None
-        if source is None or code is None:  # the module is an extension, or was created by a program
+        if (
+            source is None or (code := code_of(source)) is None
+        ):  # the module is an extension, or was created by a program
             self.open("nameless-source", 1)
             self.text(name)
             return

@@ -19,6 +19,7 @@ SNAPSHOTS = "STOKER_SNAPSHOTS"
 
 
 def state_folder() -> Path:
+    """Return the user's state folder."""
     named = os.environ.get("STOKER_HOME")
     if named:
         return Path(named).absolute()

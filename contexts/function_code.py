@@ -298,16 +298,15 @@ def _is_immutable(value: Any) -> bool:
         name = _globals_of(value).get("__name__")
         return type(name) is str and is_installed(name)
     if issubclass(kind, type):
-        if not _flags(value) & _HEAP_TYPE:  # a class in C, such as NoneType
-            return True
-        return _is_found_by_name(value, _members(value).get("__module__", "builtins"), _qualname(value))
+        is_static = not _flags(value) & _HEAP_TYPE  # a class in C, such as NoneType
+        home = _members(value).get("__module__", "builtins")
+        return is_static or _is_found_by_name(value, home, _qualname(value))
     if kind is types.FunctionType:
         return _is_found_by_name(value, value.__module__, value.__qualname__)
     if kind is types.BuiltinFunctionType:
-        owner = _owner_of(value)
-        return owner is None or _is_immutable(owner)
+        return _owner_of(value) is None or _is_immutable(_owner_of(value))
     if id(kind) in _GENERIC:
-        parts = [typing.get_origin(value), *typing.get_args(value)]
+        parts = (typing.get_origin(value), *typing.get_args(value))
         return all(_is_immutable(tuple(part) if type(part) is list else part) for part in parts)
     return False
 

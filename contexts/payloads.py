@@ -141,15 +141,6 @@ def _pickle(
 
     Adds names of needed modules to `modules`. Classes of the modules `by_name` are pickled by name.
     """
-    try:
-        return _pickle_by_value_or_name(value, modules, by_name)
-    except Exception as error:
-        raise SerializationError(explain(value, error, what=what), what=what) from error
-
-
-def _pickle_by_value_or_name(
-    value: Any, modules: set[str] | None, by_name: frozenset[str]
-) -> tuple[bytes, list[memoryview]]:
     buffers: list[memoryview] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -161,7 +152,7 @@ def _pickle_by_value_or_name(
             buffers.append(raw)
         return raw.nbytes < BIG_BUFFER_BYTES
 
-    def pickled(joined: list[ModuleType], **options: Any) -> tuple[ByValuePickler, bytes]:
+    def pickled(joined: list[ModuleType], **options: Any) -> tuple[list[ModuleType], bytes]:
         buffers.clear()
         with io.BytesIO() as file:
             pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, **options)
@@ -169,19 +160,22 @@ def _pickle_by_value_or_name(
             pickler.dump(value)
             if modules is not None:
                 modules.update(modules_imported_when_run(pickler.functions) | pickler.named)
-            return pickler, file.getvalue()
+            return pickler.modules, file.getvalue()
 
     try:
-        pickler, body = pickled([], by_name=by_name)
-        return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body, buffers
-    except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
-        raise
-    except Exception:
-        # A function pickled by value includes its module's globals, for example a lock. Pickled by name, the function
-        # can still work: its module is sent, or can be imported on the pilot.
-        if not _has_user_code(value):
+        try:
+            joined, body = pickled([], by_name=by_name)
+            return pickled(joined, by_name=by_name)[1] if joined else body, buffers
+        except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
             raise
-    return pickled([], prefers_names=True)[1], buffers
+        except Exception:
+            # A function pickled by value includes its module's globals, for example a lock. Pickled by name, the
+            # function can still work: its module is sent, or can be imported on the pilot.
+            if not _has_user_code(value):
+                raise
+        return pickled([], prefers_names=True)[1], buffers
+    except Exception as error:
+        raise SerializationError(explain(value, error, what=what), what=what) from error
 
 
 def _has_user_code(value: Any) -> bool:
@@ -275,17 +269,17 @@ def _exception_body(error: BaseException) -> bytes:
 
 def _rebuild_exception(parts: Any) -> Any:
     error, kind, args, attributes = parts
-    if error is None:
-        if issubclass(kind, BaseExceptionGroup):
-            message, members = args
-            error = kind(message, [load_exception(member) for member in members])
-        else:
-            try:
-                error = kind(*args)
-            except Exception:
-                error = kind.__new__(kind)
-            error.args = args
-        vars(error).update(attributes)
+    if error is not None:
+        return error
+    if issubclass(kind, BaseExceptionGroup):
+        error = kind(args[0], [load_exception(member) for member in args[1]])
+    else:
+        try:
+            error = kind(*args)
+        except Exception:
+            error = kind.__new__(kind)
+        error.args = args
+    vars(error).update(attributes)
     return error
 
 

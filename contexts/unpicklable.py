@@ -8,6 +8,7 @@ import io
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_open_handle
@@ -70,10 +71,10 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit) or is_open_handle(culprit):  # the parts of a future or handle are irrelevant
-            break
         seen.add(id(culprit))
-        for step, part in _parts(culprit):
+        # The parts of a future or handle are irrelevant.
+        parts = () if future_kind(culprit) or is_open_handle(culprit) else _parts(culprit)
+        for step, part in parts:
             if id(part) in seen:
                 continue
             tries += 1
@@ -95,36 +96,26 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{_shorten(repr(key), 60)}]", part
             yield f" key {_shorten(repr(key), 60)}", key
     elif isinstance(value, tuple | list | set | frozenset | collections.deque):
-        for index, part in enumerate(value):
-            yield f"[{index}]", part
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
     elif isinstance(value, types.FunctionType):
-        names = value.__code__.co_freevars
-        for name, cell in zip(names, value.__closure__ or (), strict=False):
-            try:
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with suppress(ValueError):  # the cell is empty
                 yield f" variable {name!r} that it closes over", cell.cell_contents
-            except ValueError:  # the cell is empty
-                continue
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part
-        for name in sorted(attribute_names(value.__code__)):
-            if name in value.__globals__:
-                yield f" global {name!r} that it uses", value.__globals__[name]
+        for name in sorted(attribute_names(value.__code__) & value.__globals__.keys()):
+            yield f" global {name!r} that it uses", value.__globals__[name]
     elif isinstance(value, types.MethodType):
-        yield " its object", value.__self__
-        yield " its function", value.__func__
+        yield from ((" its object", value.__self__), (" its function", value.__func__))
     elif isinstance(value, functools.partial):
         yield " its function", value.func
-        for index, part in enumerate(value.args):
-            yield f" argument {index} that it was given ahead", part
-        for name, part in value.keywords.items():
+        for name, part in (*enumerate(value.args), *value.keywords.items()):
             yield f" argument {name} that it was given ahead", part
     elif isinstance(value, type):
         if not is_installed(value.__module__):
-            for name, part in vars(value).items():
-                yield f".{name}", part
+            yield from ((f".{name}", part) for name, part in vars(value).items())
     elif not isinstance(value, types.ModuleType):
-        for name, part in _attributes(value).items():
-            yield f".{name}", part
+        yield from ((f".{name}", part) for name, part in _attributes(value).items())
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -147,12 +138,9 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, types.FunctionType):
-        return f"the function {value.__qualname__}"
-    if isinstance(value, type):
-        return f"the class {value.__qualname__}"
-    if isinstance(value, types.ModuleType):
-        return f"the module {value.__name__}"
+    for kind, name in ((types.FunctionType, "function"), (type, "class"), (types.ModuleType, "module")):
+        if isinstance(value, kind):
+            return f"the {name} {getattr(value, '__qualname__', value.__name__)}"
     name = qualified_class_name(type(value))
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
