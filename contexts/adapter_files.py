@@ -7,7 +7,6 @@ ahead of the prompt's embeddings (arXiv:2104.08691).
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from stoker.contexts.model_source import read_json_object
+from stoker.units import show_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LORA, SOFT_PROMPT = "LORA", "PROMPT_TUNING"
@@ -148,29 +148,39 @@ def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tupl
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
             raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not fit together")
-        scale = _scale(there, config, module, rank=down[0])
-        pairs.append(LowRank(layer, projection, names["A"], names["B"], scale))
+        pairs.append(LowRank(layer, projection, names["A"], names["B"], _scale(there, config, module, rank=down[0])))
     if not pairs:
         raise ValueError(f"{there / WEIGHTS} holds no LoRA weights")
     return tuple(pairs)
 
 
 def _scale(there: Path, config: dict[str, Any], module: str, *, rank: int) -> float:
-    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
-    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = value
-            break
+    patterns = config.get("alpha_pattern")
+    matching = (
+        value
+        for pattern, value in (patterns.items() if isinstance(patterns, dict) else ())
+        if re.match(rf"(.*\.)?({pattern})$", module)
+    )
+    alpha = next(matching, config.get("lora_alpha"))
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ValueError(f"{there / CONFIG}: lora_alpha = {alpha!r:.60} is not a number")
     return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
+def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the facts of a file's tensors by name, and the byte at which they begin. Raises OSError, ValueError."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        if size > _LARGEST_HEADER:
+            raise ValueError(f"{file}: its header would take {show_bytes(size)}; it is not a safetensors file")
+        header = msgspec.json.decode(opened.read(size), type=dict[str, Any])
+    header.pop("__metadata__", None)
+    return header, 8 + size
+
+
 def _tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            header: Any = json.loads(opened.read(size)) if size <= _LARGEST_HEADER else None
-        return {str(name): tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        header, _ = read_safetensors_header(file)
+        return {name: tuple(map(int, each["shape"])) for name, each in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read as safetensors ({type(error).__name__}: {error})") from None

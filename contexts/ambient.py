@@ -65,7 +65,8 @@ class CallStop:
         self._wakes.pop(wake, None)
 
 
-def is_caused_by_eviction(error: BaseException) -> bool:
+def causes(error: BaseException) -> Iterable[BaseException]:
+    """Return an exception and all its causes, contexts and members of groups."""
     found: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -73,7 +74,11 @@ def is_caused_by_eviction(error: BaseException) -> bool:
         if one is not None and id(one) not in found:
             found[id(one)] = one
             waiting += (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
-    return any(isinstance(one, Evicted) for one in found.values())
+    return found.values()
+
+
+def is_caused_by_eviction(error: BaseException) -> bool:
+    return any(isinstance(one, Evicted) for one in causes(error))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

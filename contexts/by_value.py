@@ -197,9 +197,7 @@ def reduce_class(kind: type) -> Any:
     if getattr(kind, "__struct_fields__", None):
         advice = "is a msgspec.Struct, which is sent by its name: {}, or make it a dataclass"
     elif wanted := _required_subclass_argument(kind):
-        advice = (
-            f"was made with {wanted!r} for __init_subclass__, which Python does not keep: {{}}, or give it a default"
-        )
+        advice = f"was made with {wanted!r} for __init_subclass__, which Python does not keep: {{}}, or add a default"
     if advice:
         instead = "define it in a module that the function imports in its body"
         raise pickle.PicklingError(f"{kind.__qualname__} {advice.format(instead)}")

@@ -157,7 +157,6 @@ def register_source_files(files: Mapping[str, Mapping[int, list[str]]]) -> None:
         linecache.cache[name] = sum(map(len, lines)), None, lines, name
 
 
-_MOST_FUNCTIONS = 1_000
 _MISSING = object()
 _ATOMS = frozenset(map(id, (
     int, str, float, bool, bytes, complex, type(None), type(...), type(NotImplemented), range, re.Pattern,
@@ -195,9 +194,6 @@ class Captured:
         for one in waiting:  # the loop appends to this list
             if _is_found_by_name(one, one.__module__, one.__qualname__):
                 continue
-            if len(seen) > _MOST_FUNCTIONS:
-                self.mutable["functions"] = waiting
-                return
             names = _FunctionNames(one)
             self._functions.append(names)
             for name, value in zip(_names(one), _objects(one, names.used), strict=False):

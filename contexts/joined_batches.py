@@ -81,16 +81,14 @@ class JoinedBatches(Generic[Row, Result]):
         self._open.append(request)
 
     def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        wake = request.woken.set
-        stop.wakes(wake)
+        stop.wakes(request.woken.set)
         try:
             request.woken.wait()
         finally:
-            stop.forget(wake)
-        if stop.asked:
-            with self._lock:
-                if not request.leads:
-                    self._drop(request)
+            stop.forget(request.woken.set)
+        with self._lock:
+            if stop.asked and not request.leads:
+                self._drop(request)
 
     def _drop(self, request: _Request[Row, Result]) -> None:
         if request in self._open:
@@ -132,27 +130,20 @@ class JoinedBatches(Generic[Row, Result]):
     def _take(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:
         waiting = self._waiting[request.kind]
         first = next(at for at in range(len(waiting) - 1, -1, -1) if waiting[at][3] is request)
-        start, end, most = first, first + 1, request.batch_size
-        anchor = waiting[first][0]
+        start, end, most, anchor = first, first + 1, request.batch_size, waiting[first][0]
         while end - start < most:
-            before = waiting[start - 1] if start else None
-            after = waiting[end] if end < len(waiting) else None
-            if before is not None and not self._is_similar_length(before[0], waiting[end - 1][0]):
-                before = None
-            if after is not None and not self._is_similar_length(waiting[start][0], after[0]):
-                after = None
-            if before is None and after is None:
+            shortest, longest = waiting[start][0], waiting[end - 1][0]
+            near = [at for at in (start - 1, end) if 0 <= at < len(waiting)]
+            near = [
+                at for at in near if max(longest, waiting[at][0]) <= 2 * min(shortest, waiting[at][0]) + _FEW_TOKENS
+            ]
+            if not near:
                 break
-            takes_before = after is None or (before is not None and anchor - before[0] <= after[0] - anchor)
-            joins = before if takes_before else after
-            if joins is None or joins[3].batch_size <= end - start:
+            joins = min(near, key=lambda at: (abs(near[at] - anchor), at))
+            if waiting[joins][3].batch_size <= end - start:
                 break
-            most = min(most, joins[3].batch_size)
-            start, end = (start - 1, end) if takes_before else (start, end + 1)
+            most = min(most, waiting[joins][3].batch_size)
+            start, end = min(start, joins), max(end, joins + 1)
         batch = waiting[start:end]
         del waiting[start:end]
         return batch
-
-    @staticmethod
-    def _is_similar_length(shorter: int, longer: int) -> bool:
-        return longer <= 2 * shorter + _FEW_TOKENS

@@ -23,6 +23,7 @@ from urllib.request import getproxies
 
 import msgspec
 
+from stoker.contexts.ambient import causes
 from stoker.contexts.function_code import global_names, imports
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.payloads import loads_code
@@ -165,9 +166,9 @@ class HubWatch(logging.Handler):
         self.unreachable = ""
 
     def __enter__(self) -> HubWatch:
-        os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
+        limit = os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
         constants = _hub_constants_module()
-        if constants is not None and os.environ["HF_HUB_ETAG_TIMEOUT"] == str(ANSWER_S):
+        if constants is not None and limit == str(ANSWER_S):
             constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported huggingface_hub before the variable was set
         self._files.setLevel(logging.INFO)
         logging.getLogger("huggingface_hub").addHandler(self)
@@ -188,7 +189,8 @@ class HubWatch(logging.Handler):
             constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        if not self.unreachable and not _is_offline_error(error):
+        offline = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+        if not self.unreachable and not any(type(one).__name__ in offline for one in causes(error)):
             return ""
         return (
             "this node does not reach the model hub, and the model is not in its cache; on a host with internet, run"
@@ -207,17 +209,6 @@ def _accepts_connections(url: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _is_offline_error(error: BaseException) -> bool:
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        if type(at).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError"):
-            return True
-        at = at.__cause__ or at.__context__
-    return False
 
 
 def _hub_constants_module() -> Any:

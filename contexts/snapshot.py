@@ -54,7 +54,7 @@ def load_parts(
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return a folder with the model's safetensors files, and its origin. Raises OSError, exceptions of Transformers."""
+    """Return a folder with the model's safetensors files, and its origin."""
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _is_worth_converting(path):

@@ -28,13 +28,13 @@ from transformers.models.auto import auto_factory
 from transformers.utils import logging as transformers_logging
 
 from stoker.contexts import layer_split
+from stoker.contexts.adapter_files import read_safetensors_header
 from stoker.units import show_bytes, show_seconds
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
-_MOST_HEADER_BYTES = 100_000_000
 BUFFER_BYTES = 8 << 20
 """Bytes of a pinned buffer. A large buffer would delay the first copy."""
 _BUFFERS = 2
@@ -78,15 +78,9 @@ class _ShardIndex(msgspec.Struct):
 
 
 def _read_tensor_entries(file: Path) -> list[StoredTensor]:
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > _MOST_HEADER_BYTES:
-            raise ValueError(f"{file}: its header would take {show_bytes(length)}; it is not a safetensors file")
-        entries = msgspec.json.decode(opened.read(length), type=dict[str, msgspec.Raw])
-        size = os.fstat(opened.fileno()).st_size
-    entries.pop("__metadata__", None)
-    begin = end = 8 + length
-    found = [_stored(name, msgspec.json.decode(raw, type=_Entry), file, begin) for name, raw in entries.items()]
+    entries, begin = read_safetensors_header(file)
+    end, size = begin, file.stat().st_size
+    found = [_stored(name, msgspec.convert(entry, _Entry), file, begin) for name, entry in entries.items()]
     found.sort(key=lambda stored: (stored.start, stored.size_bytes))
     for stored in found:
         if stored.start != end:

@@ -109,7 +109,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((" its object", value.__self__), (" its function", value.__func__))
     elif isinstance(value, functools.partial):
         yield " its function", value.func
-        for name, part in (*enumerate(value.args), *value.keywords.items()):
+        given: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+        for name, part in given.items():
             yield f" argument {name} that it was given ahead", part
     elif isinstance(value, type):
         if not is_installed(value.__module__):

@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -31,7 +31,6 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from stoker.decoding import UNREADABLE
 from stoker.pilot.core import infrastructure
 from stoker.pilot.zygote import client, processes
 
@@ -235,18 +234,9 @@ class ZygoteServer:
             if not data:
                 self._over = True
                 return
-            try:
-                order = _decode(data)
-            except UNREADABLE as error:
-                order = None
-                _refuse(fds, f"{len(data)} bytes that are no order: {error}")
-            match order:
-                case client.Fork() if len(fds) == 1:
-                    self._fork(order, fds[0])
+            match order := _decode(data):
                 case client.Fork():
-                    _refuse(fds, "an order without its socket")
-                    why = "the order came without the library's socket"
-                    self._send(client.ForkFailed(library=order.library, reason=why))
+                    self._fork(order, fds[0])
                 case client.Preload(modules=modules):
                     self._preload(modules)
                 case client.Kill(library=library, signal=how):
@@ -341,9 +331,3 @@ class ZygoteServer:
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
         processes.end_resource_trackers(self._own_trackers)
-
-
-def _refuse(descriptors: Iterable[int], what: str) -> None:
-    print(f"the zygote refused {what}", file=sys.stderr)  # noqa: T201  # into the log
-    for descriptor in descriptors:
-        os.close(descriptor)

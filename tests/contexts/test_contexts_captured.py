@@ -149,11 +149,6 @@ def test_captured_user_module_counts_as_mutable(monkeypatch: pytest.MonkeyPatch)
     assert list(Captured(names["use"]).mutable) == ["settings"]
 
 
-def test_search_through_many_helpers_stops_and_counts_as_mutable() -> None:
-    source = "".join(f"def f{i}(): return f{i + 1}()\n" for i in range(1_100)) + "def use(): return f0()"
-    assert Captured(namespace(source)["use"]).mutable
-
-
 def test_comparison_runs_no_code_of_the_user() -> None:
     never = "def never(*_): raise SystemExit('code of the user ran')\n"
     names = namespace(
