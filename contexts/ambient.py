@@ -73,7 +73,8 @@ def causes(error: BaseException) -> Iterable[BaseException]:
         one = waiting.pop()
         if one is not None and id(one) not in found:
             found[id(one)] = one
-            waiting += (one.__cause__, one.__context__, *getattr(one, "exceptions", ()))
+            waiting += (one.__cause__, one.__context__)
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
     return found.values()
 
 

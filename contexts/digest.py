@@ -354,9 +354,7 @@ class _DigestWalk:
             return
         if source is not None:
             self._sources[source] = len(self._sources)
-        if (
-            source is None or (code := code_of(source)) is None
-        ):  # the module is an extension, or was created by a program
+        if source is None or (code := code_of(source)) is None:  # an extension, or made by a program
             self.open("nameless-source", 1)
             self.text(name)
             return

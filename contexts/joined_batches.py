@@ -133,10 +133,8 @@ class JoinedBatches(Generic[Row, Result]):
         start, end, most, anchor = first, first + 1, request.batch_size, waiting[first][0]
         while end - start < most:
             shortest, longest = waiting[start][0], waiting[end - 1][0]
-            near = [at for at in (start - 1, end) if 0 <= at < len(waiting)]
-            near = [
-                at for at in near if max(longest, waiting[at][0]) <= 2 * min(shortest, waiting[at][0]) + _FEW_TOKENS
-            ]
+            near = {at: waiting[at][0] for at in (start - 1, end) if 0 <= at < len(waiting)}
+            near = {at: row for at, row in near.items() if max(longest, row) <= 2 * min(shortest, row) + _FEW_TOKENS}
             if not near:
                 break
             joins = min(near, key=lambda at: (abs(near[at] - anchor), at))
