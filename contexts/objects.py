@@ -58,7 +58,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{given} cannot be read: {error}", path=str(given)) from error
     data, is_file = encode(made), made.kind is EntryKind.FILE
-    name = name_of(data, suffix=_suffix_of(given.name) if is_file else "")
+    name = name_of(data, suffix=given.suffix if is_file and _SUFFIX.fullmatch(given.suffix) else "")
     _keep(name, data)
     ref = ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
     if is_file and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
@@ -129,11 +129,6 @@ def _keep(name: str, data: bytes) -> None:
                 _kept.popitem(last=False)
 
 
-def _suffix_of(name: str) -> str:
-    suffix = Path(name).suffix
-    return suffix if _SUFFIX.fullmatch(suffix) else ""
-
-
 def _is_owner_executable(facts: os.stat_result) -> bool:
     return bool(facts.st_mode & stat.S_IXUSR)
 
@@ -179,7 +174,7 @@ def _read_parts(path: Path) -> bytes:
 
 def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
     found: list[tuple[bytes, Path, EntryKind]] = []
-    real_root = os.path.realpath(root)
+    real_root = os.path.realpath(root) + os.sep
 
     def walk(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
         real = os.path.realpath(folder)
@@ -188,7 +183,8 @@ def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
         with os.scandir(folder) as listing:
             for entry in listing:
                 name, path = prefix + os.fsencode(entry.name), Path(entry.path)
-                if entry.is_symlink() and _is_link_inside_root(path, real_root):
+                relative = entry.is_symlink() and not os.path.isabs(os.readlink(path))
+                if relative and (os.path.realpath(path) + os.sep).startswith(real_root):
                     found.append((name, path, EntryKind.LINK))
                 elif entry.is_dir():
                     found.append((name, path, EntryKind.FOLDER))
@@ -198,10 +194,6 @@ def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
 
     walk(root, b"", frozenset())
     return sorted(found, key=lambda entry: entry[0])
-
-
-def _is_link_inside_root(link: Path, real_root: str) -> bool:
-    return not os.path.isabs(os.readlink(link)) and (os.path.realpath(link) + os.sep).startswith(real_root + os.sep)
 
 
 class _Memo:

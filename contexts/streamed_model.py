@@ -402,7 +402,8 @@ class StreamedWeights:
         for what in ("missing_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
             if info.get(what):
                 raise UnusualModelError(f"{what}: {', '.join(sorted(map(str, info[what]))[:3])}")
-        if copied := _copied(model, tensors):
+        streamed = {tensor.data_ptr() for tensor in tensors.values()}
+        if copied := next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), ""):
             torch.cuda.empty_cache()
             if any(stream.converts for stream in self._streams):  # a weight that is converted twice loses precision
                 why = "is made of other weights or keeps its own dtype, so it may have lost precision"
@@ -427,11 +428,6 @@ def _skip_allocator_warmup() -> Iterator[None]:
 def streams_to(device: str) -> bool:
     """On a CPU, memory-mapping the file is faster."""
     return device.startswith("cuda")
-
-
-def _copied(model: Any, tensors: dict[str, torch.Tensor]) -> str:
-    streamed = {tensor.data_ptr() for tensor in tensors.values()}
-    return next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), "")
 
 
 def _generation_config(place: str) -> Any:

@@ -35,7 +35,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
 from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
@@ -77,22 +76,16 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
         name = prefix + entry.name
         if entry.name in SKIPPED or skip(name):
             continue
-        try:
+        with suppress(OSError):  # a broken link, or a file that was removed meanwhile
             link = os.readlink(entry.path) if entry.is_symlink() else ""
-            if link and not os.path.isabs(link) and _points_inside(entry.path, root):
+            real = os.path.realpath(entry.path) if link or entry.is_dir() else ""
+            if link and not os.path.isabs(link) and real.startswith(root + os.sep) and os.path.exists(real):
                 yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
             elif entry.is_dir():
-                real = os.path.realpath(entry.path)
                 if real not in above:
                     yield from _walk(root, entry.path, name + "/", skip, above | {real})
             elif entry.is_file():
                 yield FoundFile(name, entry.path, entry.stat())
-        except OSError:  # a broken link, or a file that was removed meanwhile
-            continue
-
-
-def _points_inside(path: str, root: str) -> bool:
-    return os.path.realpath(path).startswith(root + os.sep) and os.path.exists(path)
 
 
 def file_listing_digest(path: str) -> str:
@@ -135,30 +128,22 @@ def inspect_environment() -> Installed:
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
     folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
-    all_editables = chain(_editables_of_finders(), _editables_in_pth_files(folders), _pip_target_packages())
-    editables = tuple({one.name: one for one in all_editables}.values())
+    editables = tuple({one.name: one for one in _editables(folders)}.values())
     _check_editables(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
     scripts = sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else ""
     return Installed(folders, editables, scripts, conda, key=_key(folders, editables, conda))
 
 
-def _editables_in_pth_files(folders: Iterable[str]) -> Iterator[Editable]:
+def _editables(folders: Iterable[str]) -> Iterator[Editable]:
+    """Yield the packages of import hooks, of `.pth` files, and of `pip install --target`."""
+    for name, path in sorted(editable_modules().items()):
+        suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
+        yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
     for folder in folders:
         for source in map(os.path.realpath, folders_in_pth_files(folder)):
             if not source.startswith(folder + os.sep):
                 yield from _importable_modules(source)
-
-
-def _importable_modules(folder: str) -> Iterator[Editable]:
-    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
-        stem, suffix = os.path.splitext(entry.name)
-        is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
-        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _contains_python(entry.path)):
-            yield Editable(entry.name, os.path.realpath(entry.path))
-
-
-def _pip_target_packages() -> Iterator[Editable]:
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -167,14 +152,16 @@ def _pip_target_packages() -> Iterator[Editable]:
             yield Editable(name, os.path.realpath(os.path.join(folder, name)), is_first)
 
 
-def _contains_python(folder: str) -> bool:
-    return bool(glob.glob("*.py", root_dir=folder) or glob.glob("*.so", root_dir=folder))
-
-
-def _editables_of_finders() -> Iterator[Editable]:
-    for name, path in sorted(editable_modules().items()):
-        suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
-        yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
+def _importable_modules(folder: str) -> Iterator[Editable]:
+    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+        stem, suffix = os.path.splitext(entry.name)
+        if entry.is_dir():
+            files = [*glob.glob("*.py", root_dir=entry.path), *glob.glob("*.so", root_dir=entry.path)]
+            is_module = bool(files) and stem.isidentifier() and not suffix
+        else:
+            is_module = suffix in (".py", ".so") and stem != "setup"
+        if is_module:
+            yield Editable(entry.name, os.path.realpath(entry.path))
 
 
 def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
@@ -295,16 +282,14 @@ def interpreter_members() -> list[ArchiveMember]:
 
 def _members(folder: str, *, prefix: str, skip: Skip = lambda _name: False) -> Iterator[ArchiveMember]:
     for file in walk_files_recursively(folder, skip=skip):
+        name = prefix + file.name
         if file.link:
-            yield ArchiveMember(prefix + file.name, file.link, 0, MemberKind.LINK)
+            yield ArchiveMember(name, file.link, 0, MemberKind.LINK)
             continue
-        executable = bool(file.facts.st_mode & 0o100)
-        yield ArchiveMember(prefix + file.name, file.path, file.facts.st_size, executable=executable)
-        compiled = _valid_bytecode_path(file) if file.name.endswith(".py") else None
-        if compiled is not None:
-            above, slash, _ = file.name.rpartition("/")
-            name = f"{prefix}{above}{slash}__pycache__/{os.path.basename(compiled)}"
-            yield ArchiveMember(name, compiled, os.path.getsize(compiled), MemberKind.BYTECODE)
+        yield ArchiveMember(name, file.path, file.facts.st_size, executable=bool(file.facts.st_mode & 0o100))
+        if file.name.endswith(".py") and (compiled := _valid_bytecode_path(file)):
+            place = os.path.join(os.path.dirname(name), "__pycache__", os.path.basename(compiled))
+            yield ArchiveMember(place, compiled, os.path.getsize(compiled), MemberKind.BYTECODE)
 
 
 def _valid_bytecode_path(source: FoundFile) -> str | None:

@@ -41,7 +41,7 @@ _SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed an
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
     """Write the verified archive of the packages to `archive`. Raises StartError, OSError."""
-    name, source = str(packages["name"]), str(packages["source"])
+    name, source = packages["name"], packages["source"]
     if archive.exists() and _has_content(archive, name):
         return None
     reasons = []
@@ -55,14 +55,14 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
         except (wire.PeerError, ValueError) as error:
             reasons.append(str(error))
     try:
-        _copy_archive_from_path(Path(source), archive)
-    except FileNotFoundError:
-        reasons.append(f"{source} does not exist on this node")
-    else:
+        with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
+            link_or_copy(source, draft)
         if _has_content(archive, name):
             return None
         archive.unlink()
         reasons.append(f"{source} has changed")
+    except FileNotFoundError:
+        reasons.append(f"{source} does not exist on this node")
     raise StartError(f"{os.uname().nodename} cannot get the environment: {'; '.join(reasons)}")
 
 
@@ -133,11 +133,6 @@ class _ServedArchive:
 
     def expects(self, name: str) -> bool:
         return name == self._name
-
-
-def _copy_archive_from_path(source: Path, archive: Path) -> None:
-    with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
-        link_or_copy(source, draft)
 
 
 def _has_content(path: Path, name: str) -> bool:
