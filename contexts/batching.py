@@ -70,9 +70,7 @@ class Step(msgspec.Struct, frozen=True):
 
     def without(self, id: int, *, writes: bool) -> Step:
         at = self.requests.index(id)
-        requests, tokens, starts = (
-            values[:at] + values[at + 1 :] for values in (self.requests, self.tokens, self.starts)
-        )
+        requests, tokens, starts = (each[:at] + each[at + 1 :] for each in (self.requests, self.tokens, self.starts))
         return replace(self, requests=requests, tokens=tokens, starts=starts, writing=self.writing - writes)
 
 

@@ -175,20 +175,27 @@ def causal_lm(
         RecipeError: The path has no model, or an option is invalid.
     """
     check_graphs(graphs, engine=engine, devices=devices)
-    wanted = EngineSettings(max_model_len, chat_template, vllm or {})
+    wanted = EngineSettings(max_model_len, chat_template, dict(sorted((vllm or {}).items())))
     wanted.check(engine=engine)
     loader = language_model_with_graphs if graphs else language_model
     arguments: dict[str, Any] = {}
-    if wanted != EngineSettings():
+    if wanted != EngineSettings() or adapters:
         loader = configured_language_model
-        arguments = {"graphs": graphs, **msgspec.structs.asdict(wanted), "vllm": dict(sorted(wanted.vllm.items()))}
+        arguments = {"graphs": graphs, **msgspec.structs.asdict(wanted)}
     if adapters:
         loader, engine = adapted_language_model, "transformers" if engine == "auto" else engine
-        arguments = {
-            "graphs": graphs, "max_model_len": max_model_len, "chat_template": chat_template,
-            **({"vllm": dict(sorted(wanted.vllm.items()))} if wanted.vllm else {}),
-            **adapter_loader_arguments(adapters, base=os.fspath(path), engine=engine),
-        }  # fmt: skip
+        if engine == "static":
+            raise RecipeError("causal_lm(engine='static'): static does not support adapters", option="adapters")
+        if not vllm:
+            del arguments["vllm"]
+        folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
+        for name, folder in folders.items():
+            try:
+                check_adapter(folder, base=os.fspath(path))
+            except ValueError as error:
+                why = f"causal_lm(adapters=...): {name}: {error}"
+                raise RecipeError(why, option="adapters", path=folder) from None
+        arguments |= {"names": tuple(folders), "adapters": tuple(folders.values())}
     return model_recipe(
         loader, path, arguments=arguments, files=("adapters",) if adapters else (), dtype=dtype, snapshot=snapshot,
         threads=threads, engine=engine, devices=devices, slots=slots, **options,
@@ -236,21 +243,6 @@ def model_recipe(
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
     # The key needs no cache sizes, because they follow from the folder, the dtype and the declared memory.
     return msgspec.structs.replace(recipe, needs=add_token_cache_to_needs(recipe.needs, source, dtype=dtype))
-
-
-def adapter_loader_arguments(
-    adapters: Mapping[str, str | os.PathLike[str]], *, base: str, engine: str
-) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of `adapted_language_model`. Raises RecipeError."""
-    if engine == "static":
-        raise RecipeError(f"causal_lm(engine={engine!r}): {engine} does not support adapters", option="adapters")
-    folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
-    for name, folder in folders.items():
-        try:
-            check_adapter(folder, base=base)
-        except ValueError as error:
-            raise RecipeError(f"causal_lm(adapters=...): {name}: {error}", option="adapters", path=folder) from None
-    return {"names": tuple(folders), "adapters": tuple(folders.values())}
 
 
 def check_graphs(graphs: Any, *, engine: str, devices: int = 1) -> None:

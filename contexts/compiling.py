@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -28,6 +28,9 @@ from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.snapshot import make_folder, received_snapshot, rename_damaged_snapshot, snapshot_creation_seconds
 from stoker.errors import ContextError
 from stoker.units import show_seconds
+
+if TYPE_CHECKING:
+    from stoker.contexts.encoding import EncoderModel
 
 
 class TokenRow(NamedTuple):
@@ -188,20 +191,6 @@ _RUNS = 3
 """Runs after compiling: one warms up a CUDA graph, one records the graph, and one runs it."""
 
 
-class Runtime(Protocol):
-    name: str
-    source: str
-    model: Any
-    longest: int
-    labels: list[str]
-    runtime: RuntimeShape | None
-
-    @property
-    def device(self) -> str: ...
-
-    def compile(self, compiler: Compiler) -> None: ...
-
-
 class Compiler:
     """Compiles networks for inputs of one shape, and runs them in its own thread. `form`: name of the snapshot."""
 
@@ -241,7 +230,7 @@ def wants_compiling(device: str, wanted: bool | str) -> bool:
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
-def compile_runtime(model: Runtime, wanted: bool | str) -> None:
+def compile_runtime(model: EncoderModel, wanted: bool | str) -> None:
     """Compile a runtime. A failure raises ContextError only if `wanted` is True."""
     if not wants_compiling(model.device, wanted):
         return
@@ -253,16 +242,12 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
         compiler.close()
         why = _short(error)
         if wanted is True:
-            raise ContextError(
-                f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}. Other runtimes"
-                " serve its texts; with compiled='auto' it runs uncompiled"
-            ) from error
+            told = f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}"
+            raise ContextError(f"{told}. With compiled='auto' it runs uncompiled") from error
         log.warning("%s, %s tokens: the runtime runs uncompiled: %s", model.name, model.longest, why)
     else:
-        took = show_seconds(time.monotonic() - began)
-        log.info(
-            "runtime of %s tokens of %s on %s in %s: %s", model.longest, model.name, model.device, took, compiler.how
-        )
+        runtime = f"{model.longest} tokens of {model.name} on {model.device}"
+        log.info("runtime of %s in %s: %s", runtime, show_seconds(time.monotonic() - began), compiler.how)
 
 
 def device_hardware_name(device: str) -> str:
@@ -271,7 +256,7 @@ def device_hardware_name(device: str) -> str:
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _form(model: Runtime) -> str:
+def _form(model: EncoderModel) -> str:
     kind, shape = device_hardware_name(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,

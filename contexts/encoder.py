@@ -200,38 +200,21 @@ def encoder_family(
         raise RecipeError("encoder_family takes several lengths; write lengths=[...]", option="length")
     source, _ = model_source(os.fspath(path))
     if lengths is None:
-        lengths = _chosen(path, TokenCounter(source), texts, truncate=truncate, options=options)
+        asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
+        profile = kept_encoder_profile(path, **asked)
+        if profile is None:
+            told = "".join(f" --{name} {_YES_OR_NO.get(value, value)}" for name, value in asked.items())
+            advice = f"give lengths=[64, 128, ...], or measure them: stoker run encoder_lengths --model {path}{told}"
+            raise RecipeError(f"no lengths were measured for {path}: {advice}", path=os.fspath(path))
+        count = TokenCounter(source, most=profile.lengths[-1].tokens if truncate else 0)
+        lengths = lengths_that_pay(profile, map(count, texts or ())).tokens
     elif texts is not None:
         raise RecipeError("encoder_family takes lengths, or texts by which it chooses them; not both", option="texts")
-    checked = _checked(lengths)
-    count = TokenCounter(source, most=checked[-1] if truncate else 0)
-    return family({tokens: encoder(path, length=tokens, **options) for tokens in checked}, count=count)
-
-
-def _chosen(
-    path: str | os.PathLike[str],
-    count: TokenCounter,
-    texts: Iterable[str] | None,
-    *,
-    truncate: bool,
-    options: dict[str, Any],
-) -> tuple[int, ...]:
-    asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
-    profile = kept_encoder_profile(path, **asked)
-    if profile is None:
-        told = " ".join(f"--{name} {_YES_OR_NO.get(value, value)}" for name, value in asked.items())
-        command = f"stoker run encoder_lengths --model {path} {told}".rstrip()
-        advice = f"give lengths=[64, 128, ...], or measure them first: {command}"
-        raise RecipeError(f"no lengths were measured for {path}: {advice}", path=os.fspath(path))
-    longest = profile.lengths[-1].tokens
-    counts = [count(text) for text in texts or ()]
-    return lengths_that_pay(profile, [min(each, longest) for each in counts] if truncate else counts).tokens
-
-
-def _checked(lengths: Any) -> tuple[int, ...]:
-    found = tuple(lengths) if isinstance(lengths, Sequence) and not isinstance(lengths, str) else ()
+    given: Any = lengths
+    found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     whole = all(type(tokens) is int and tokens >= SHORTEST_RUNTIME for tokens in found)
     if not found or not whole or any(a >= b for a, b in pairwise(found)):
         advice = f"write whole numbers of tokens, {SHORTEST_RUNTIME} or more, each larger than the one before"
-        raise RecipeError(f"encoder_family(lengths={lengths!r:.80}): {advice}", option="lengths")
-    return found
+        raise RecipeError(f"encoder_family(lengths={given!r:.80}): {advice}", option="lengths")
+    count = TokenCounter(source, most=found[-1] if truncate else 0)
+    return family({tokens: encoder(path, length=tokens, **options) for tokens in found}, count=count)

@@ -126,28 +126,26 @@ class EncoderModel:
     """An encoder and its tokenizer. Made by `encoder`. Concurrent calls share batches."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        facts: SentenceFacts | None = None,
-        name: str = "",
-        source: str = "",
+        self, model: Any, tokenizer: Any, *, facts: SentenceFacts | None = None, name: str = "", source: str = "",
         runtime: RuntimeShape | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
         """Cache name or hub name of the model."""
         self.facts = facts or SentenceFacts()
-        config = model.config
         self.runtime = runtime
-        longest = max_text_tokens(
+        config = model.config
+        self.longest = longest = max_text_tokens(
             model_type=config.model_type, positions=int(getattr(config, "max_position_embeddings", 0) or 0),
             padding=config.pad_token_id or 0, tokenizer=int(tokenizer.model_max_length), sentences=self.facts.longest,
         )  # fmt: skip
-        self.longest = _runtime_max_tokens(runtime, longest)
+        if runtime is not None:
+            self.longest = runtime.length
+            if 0 < longest < runtime.length:
+                why = f"the runtime takes {runtime.length} tokens, and the model accepts at most {longest}"
+                raise RecipeError(why, option="length", longest=longest)
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
@@ -387,12 +385,3 @@ class EncoderModel:
             return states[torch.arange(len(lengths), device=self._device), lengths - 1]
         weights = inputs["attention_mask"][:, :, None].float()
         return (states.float() * weights).sum(dim=1) / lengths[:, None]
-
-
-def _runtime_max_tokens(runtime: RuntimeShape | None, longest: int) -> int:
-    if runtime is None:
-        return longest
-    if longest and runtime.length > longest:
-        why = f"the runtime takes {runtime.length} tokens, and the model accepts at most {longest}"
-        raise RecipeError(why, option="length", longest=longest)
-    return runtime.length

@@ -183,12 +183,11 @@ def recipe_of(
     Raises:
         RecipeError: An argument or an option is unsuitable.
     """
-    if isinstance(loader, RecipeFactory):
-        return (loader.with_options(**needs) if needs else loader)(*args, **(kwargs or {}))
-    if not callable(loader):
-        raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
-    _check_loader_returns_value(loader)
-    return make_recipe(loader, tuple(args), dict(kwargs or {}), ContextOptions(**checked_options(needs)))
+    if not isinstance(loader, RecipeFactory):
+        if not callable(loader):
+            raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
+        loader = RecipeFactory(loader, {})
+    return (loader.with_options(**needs) if needs else loader)(*args, **(kwargs or {}))
 
 
 def as_recipe(value: Any) -> Recipe:
@@ -229,7 +228,10 @@ def make_recipe(
             for parameter, value in bound.arguments.items()
             if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
         }
-    _refuse_contexts((*args, *kwargs.values()), name=name)
+    for value in (*args, *kwargs.values()):  # the loader would receive a recipe, not the loaded context
+        if isinstance(value, Recipe | RecipeFactory):
+            why = f"its argument {value!r} is a context; write one loader that loads both"
+            raise RecipeError(f"no recipe of {name}: {why}", loader=name)
     names = list(signature.parameters) if signature is not None else []
     arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _replace_file_arguments(loader, args, kwargs, options.files, name=name)
@@ -262,14 +264,6 @@ def make_recipe(
         awareness=options.awareness, calls_per_library=options.calls_per_library, arguments=arguments,
         limits=options.limits, home=home, named=named,
     )  # fmt: skip
-
-
-def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Refuse contexts as arguments: the loader would receive the recipe, not the loaded context."""
-    for value in values:
-        if isinstance(value, Recipe | RecipeFactory):
-            why = f"its argument {value!r} is a context; write one loader that loads both"
-            raise RecipeError(f"no recipe of {name}: {why}", loader=name)
 
 
 def _check_loader_returns_value(loader: Loader) -> None:

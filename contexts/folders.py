@@ -65,15 +65,11 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    try:
+    with suppress(OSError):
         facts = os.stat(folder.path)
-        if facts.st_ino != folder.inode:
-            return False
-        if folder.boot and folder.boot == _boot_id() and facts.st_dev == folder.device:
-            return True
-        return _filesystem_type(facts.st_dev) not in _OF_ONE_MACHINE
-    except OSError:
-        return False
+        is_its_machine = folder.boot == _boot_id() != "" and facts.st_dev == folder.device
+        return facts.st_ino == folder.inode and (is_its_machine or may_be_shared(Path(folder.path)))
+    return False
 
 
 def may_be_shared(path: Path) -> bool:

@@ -158,7 +158,7 @@ class ContextOptions:
             kinds=_names("kinds", kinds),
             load_limit_s=_seconds("load_limit", load_limit),
         )
-        self.slots = _slots(slots)
+        self.slots = 0 if slots == "auto" else _count("slots", slots, least=1, auto=', or "auto"')
         self.calls_per_library = _count("calls_per_library", calls_per_library, least=0, most=MOST_NUMBER)
         self.files = _paths("files", files)
         self.preload = None if preload is None else _names("preload", preload)
@@ -212,20 +212,12 @@ def _limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
     return LibraryLimits(least, most or 0, kept_s)
 
 
-def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> int:
+def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE, auto: str = "") -> int:
     if type(value) is not int or value < least:
-        raise _wrong(option, value, f"write a whole number, {least} or more")
+        raise _wrong(option, value, f"write a whole number, {least} or more{auto}")
     if value > most:
         raise _wrong(option, value, f"it must be {most:,} at most")
     return value
-
-
-def _slots(value: Any) -> int:
-    if value == "auto":
-        return 0
-    if type(value) is not int or value < 1:
-        raise _wrong("slots", value, 'write a whole number, 1 or more, or "auto"')
-    return _count("slots", value, least=1)
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:
@@ -252,5 +244,4 @@ def _awareness(value: str | Awareness) -> Awareness:
     try:
         return Awareness(value)
     except ValueError:
-        names = ", ".join(level.value for level in Awareness)
-        raise _wrong("awareness", value, f"write one of {names}") from None
+        raise _wrong("awareness", value, f"write one of {', '.join(level.value for level in Awareness)}") from None

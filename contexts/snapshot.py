@@ -90,8 +90,7 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
         model, tokenizer, *_ = load()
         # A GGUF model has plain weights, but Transformers refuses to save a model marked as quantized.
         model.hf_quantizer = None
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
+        vars(model.config).pop("quantization_config", None)
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
 
@@ -134,10 +133,9 @@ def rename_damaged_snapshot(place: Path) -> Path:
 
 
 def _flush(folder: Path) -> None:
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as written:
-                os.fdatasync(written.fileno())
+    for file in filter(Path.is_file, folder.rglob("*")):
+        with file.open("rb") as written:
+            os.fdatasync(written.fileno())
 
 
 def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: str) -> tuple[LoadedParts, str]:

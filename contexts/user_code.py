@@ -153,10 +153,8 @@ def qualified_class_name(kind: type) -> str:
 
 @functools.cache
 def version_of_package(top: str) -> str:
-    if top in _STDLIB:
-        return ""
-    if top == "stoker":
-        return RELEASE
+    if top in _STDLIB or top == "stoker":
+        return RELEASE if top == "stoker" else ""
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:

@@ -148,16 +148,17 @@ class Environments:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # a pilot runs in this environment
+            os.close(lock)
             return False
-        else:
-            gone = place.with_name(f"{place.name}.gone")
+        gone = place.with_name(f"{place.name}.gone")
+        try:
             for file in (place.with_name(f"{place.name}.files"), self.archive(place.name)):
                 file.unlink(missing_ok=True)
             place.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
-            return True
         finally:
             os.close(lock)
+        return True
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self._root).free

@@ -289,18 +289,17 @@ class ZygoteServer:
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(sock)
             self._send(client.ForkFailed(library=order.library, reason=str(error)))
-            return
-        if pid == 0:
-            self._sock.close()
-            os.close(self._wake_read)
-            signal.set_wakeup_fd(-1)
-            os.close(self._wake_write)
-            become_library(order, sock, parent=parent)
+        else:
+            if pid == 0:
+                self._sock.close()
+                signal.set_wakeup_fd(-1)
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                become_library(order, sock, parent=parent)
+            self._libraries[pid] = order.library
+            self._send(client.Forked(library=order.library, pid=pid))
         os.close(sock)
-        self._libraries[pid] = order.library
-        self._send(client.Forked(library=order.library, pid=pid))
 
     def _reap(self) -> None:
         while (ended := processes.reap(-1)) is not None:
