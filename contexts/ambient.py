@@ -56,7 +56,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` at a stop request: up to twice, in any thread. `wake` must not block or raise."""
+        """Call `wake` at a stop request: up to twice, in any thread."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -265,7 +265,7 @@ def token_dues(prompt_tokens: int) -> tuple[float, float]:
 def current_call_stop(*, own_thread: bool = False) -> CallStop:
     """Return the stop request of the running call; outside of a call, a new one.
 
-    Unless `own_thread`, a thread of the user's function gets the request of the only running call.
+    Unless `own_thread`, a thread of the user gets the request of the only running call.
     """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:

@@ -3,10 +3,10 @@
 A walk visits the parts of the value in a fixed order, and adds the type, length and content of each to a SHA-256:
 
 - Code: bytecode, constants, names, nested code; defaults, closure, and each global that the code refers to. No file
-names, line numbers, or module name. The digest depends on Python's minor version.
+names, line numbers, or module name. It depends on Python's minor version.
 - Installed code: its name and its distribution's version (`user_code`).
-- Cycles: a repeated function, class or module is the number of its first visit; a container inside itself is the number
-of nesting levels between the two.
+- Cycles: a repeated definition is the number of its first visit; a container inside itself, the number of nesting
+levels.
 - Paths, methods, arrays and tensors: their parts. Other objects: `__reduce_ex__`.
 """
 

@@ -1,7 +1,7 @@
 """An encoder as a context for embeddings and classification, and its time profile by text length.
 
 An embedding is the mean of the last hidden states (`mean`), or the last hidden state of the first (`cls`) or last token
-(`last`). Padding is masked, so a batch affects results only by rounding.
+(`last`). Padding is masked.
 """
 
 from __future__ import annotations

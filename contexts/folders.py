@@ -1,9 +1,7 @@
 """The user's state folder on this machine, and the program's working folder.
 
-Nodes may share the state folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
-
 Another process sees the program's folder if the path has the same inode, and the same device on the same machine. On
-other machines the file system must also be a shared one, because copies of a disk image have equal inodes.
+other machines the file system must be a shared one, because copies of a disk image have equal inodes.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A program's working folder and its umask. `boot`: first characters of the machine's boot id."""
+    """A program's working folder and its umask. `boot`: start of the machine's boot id."""
 
     path: str
     inode: int

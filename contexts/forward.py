@@ -4,8 +4,8 @@ Rows are padded on the right. Except for rounding, a row has equal results in ev
 prompt and all its labels; a mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
 arXiv:2305.09781).
 
-The keys and values (KV) of common prefixes are computed once. The cache keeps the last few prompts. If a new prompt
-begins like a kept prompt, the common part becomes a *shared* prefix, unless one of similar length exists.
+The keys and values (KV) of common prefixes are computed once. If a new prompt begins like one of the last few, the
+common part becomes a *shared* prefix, unless one of similar length exists.
 """
 
 from __future__ import annotations

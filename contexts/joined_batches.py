@@ -1,8 +1,7 @@
 """Compute rows of many callers in shared batches of similar length.
 
 One caller at a time *leads*: it computes batches until its own rows are done. Each batch has the leader's longest
-remaining row and rows of all callers that are at least about half as long. Then the caller with the longest wait leads.
-No batch is larger than the smallest `batch_size` of its callers.
+remaining row and all rows of at least about half its length. Then the caller with the longest wait leads.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """Batches for `compute(kind, rows)`, which returns one result per row. `length`: tokens of a row."""
+    """Batches for `compute(kind, rows)`. `length`: tokens of a row."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]

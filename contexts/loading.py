@@ -1,7 +1,7 @@
 """Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
 Without internet access, `huggingface_hub` retries for minutes per file. `HubWatch` reads its log and switches to local
-files, as with `HF_HUB_OFFLINE=1`.
+files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The manifest of an object: bytes whose digest is the object's name, so that every part can be verified.
 
-A manifest has the SHA-256 digests of each file's 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in
-BitTorrent). Each field is encoded with its length:
+It has the SHA-256 digests of each file's 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in BitTorrent).
+Each field is encoded with its length:
 
     a file      "file" mode size digests
     a folder    "folder", then for each entry below the folder, sorted by name: name "file" mode size digests
@@ -9,7 +9,7 @@ BitTorrent). Each field is encoded with its length:
                                                                                name "link" target
 
 A *piece* is sent at once: consecutive whole parts of at most 4 MiB together. This module imports only the standard
-library, because the pilot's starter uses it.
+library, for the pilot's starter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Files and folders as objects, named `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-The content of a file is its bytes and the owner's execute permission. The content of a folder is its names, files,
-folders and links. A link that leads out of the folder counts as its target. A file's object keeps the short suffix
-(`.gguf`). Digests of parts are cached by path, size, mtime, ctime and inode, except of files that changed within the
-last two seconds (as in git).
+The content of a file is its bytes and the owner's execute permission; of a folder, its names, files, folders and links.
+A link that leads out of the folder counts as its target. Digests of parts are cached by path, size, mtime, ctime and
+inode, except of files that changed within the last two seconds (as in git).
 
     <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """

@@ -90,7 +90,8 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
         model, tokenizer, *_ = load()
         # A GGUF model has plain weights, but Transformers refuses to save a model marked as quantized.
         model.hf_quantizer = None
-        vars(model.config).pop("quantization_config", None)
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
 

@@ -4,10 +4,10 @@ The `version` of a module is the digest of its code, its packages and its import
 are sent by name with a *stamp*, a digest of the sizes and times of their files; if it has changed, a library imports
 the package again.
 
-In a library, import statements find sent modules first, and a process has one version of a module at a time. If a call
-needs another version, `before_replacing` may end the library. Otherwise the module is imported and functions are
-unpickled again (`count_replaced`). If calls run one at a time, a function finds only the modules sent with it. After a
-call has replaced a module of the context, later calls get the same module object back.
+Import statements find sent modules first. A process has one version of a module at a time. If a call needs another,
+`before_replacing` may end the library; otherwise functions are unpickled again (`count_replaced`). If calls run one at
+a time, a function finds only the modules sent with it. After a call has replaced a module of the context, later calls
+get the same module object back.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s
     """Kill all children that are not `known`, and their descendants, except resource trackers. Return the killed
     children.
 
-    Orphans become children of the main thread; `of_main` spares children of other threads. A child that the kernel
+    `of_main` spares children of other threads than the main thread, which adopts orphans. A child that the kernel
     cannot end (a hung driver) is waited for once.
     """
     killed: set[int] = set()

@@ -1,7 +1,7 @@
 """The zygote's loop (import, freeze, then fork on request), and the start of a library in a forked child.
 
-The zygote kills the descendants of ended libraries. When the agent has ended, it kills all descendants, removes the
-pilot's scratch folder and exits.
+It kills the descendants of ended libraries; after the agent's end, it kills all descendants, removes the pilot's
+scratch folder and exits.
 
 If modules have started threads, libraries start in new interpreters, because a fork never releases the locks of other
 threads. So do libraries with GPUs if a module queried PyTorch for GPUs, because the zygote sees none.
