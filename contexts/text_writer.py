@@ -131,14 +131,9 @@ class TextWriter:
         tokens = list(self._new_tokens(row, sampling, pieces=False))
         finish = tokens[-1].finish
         assert finish is not None
-        return Completion(
-            text="".join(token.text for token in tokens),
-            finish_reason=finish.value,
-            prompt_tokens=len(row),
-            completion_tokens=min(len(tokens), sampling.max_new_tokens),
-            logprobs=self._likelihoods(tokens),
-            prompt_logprobs=self._likelihoods(tokens[0].prompt),
-        )
+        text, made = "".join(token.text for token in tokens), min(len(tokens), sampling.max_new_tokens)
+        likelihoods = self._likelihoods(tokens), self._likelihoods(tokens[0].prompt)
+        return Completion(text, finish.value, len(row), made, *likelihoods)
 
     def _write_group(
         self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int

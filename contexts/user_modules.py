@@ -27,6 +27,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from importlib.machinery import ModuleSpec
 from importlib.readers import FileReader
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -44,23 +45,23 @@ Table = dict[str, tuple[str, bool, str, bytes]]
 
 
 class _Read(NamedTuple):
+    source: ModuleSource
     stamp: tuple[int, int]
     data: bytes
     digest: str
     imported: frozenset[str]
+    """Imported modules, and the packages that contain the module."""
 
 
 def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[str]:
     """Return the names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
-        base = module
         if level:
-            above = package.rsplit(".", level - 1)[0] if package else ""
-            base = ".".join(part for part in (above, module) if part) if above else ""
-        if base:
-            found.update(_module_and_parent_names(base))
-            found.update(f"{base}.{name}" for name in names if name != "*")
+            above = package.rsplit(".", level - 1)[0]
+            module = f"{above}.{module}".rstrip(".") if above else ""
+        if module:
+            found.update(_module_and_parent_names(module), (f"{module}.{name}" for name in names if name != "*"))
     return frozenset(found)
 
 
@@ -74,17 +75,15 @@ def modules_imported_when_run(functions: Iterable[types.FunctionType]) -> set[st
 
 def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
     """Return the user's modules among `names`, and their imports; empty above MOST_BYTES."""
-    read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
-    waiting = sorted(names)
+    read, size, waiting = dict[str, _Read](), 0, sorted(names)
     while waiting:
         name = waiting.pop()
-        source = source_of(name) if name not in below else None
+        source = source_of(name) if name not in read else None
         found = _read(source, name, digest) if source is not None else None
-        if source is None or found is None:
+        if found is None:
             continue
-        read[name] = source, found
-        below[name] = set(found.imported) | set(_module_and_parent_names(name))
-        waiting += sorted(below[name])
+        read[name] = found
+        waiting += sorted(found.imported)
         size += len(found.data)
         if size > MOST_BYTES:
             logger.warning(
@@ -94,10 +93,7 @@ def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType]
                 show_bytes(MOST_BYTES),
             )
             return {}
-    versions = {name: _version(name, read, below) for name in sorted(read)}
-    return {
-        name: (read[name][0].file, read[name][0].is_package, versions[name], read[name][1].data) for name in versions
-    }
+    return {name: (*one.source, _version(name, read), one.data) for name, one in sorted(read.items())}
 
 
 def code_of(source: ModuleSource) -> types.CodeType | None:
@@ -123,20 +119,18 @@ def _read(source: ModuleSource, name: str, digest: Callable[[types.CodeType], st
         return None
     imported = module_names_imported_by(code, relative_import_package(name, is_package=source.is_package))
     place = source.file if may_read_own_files(code) else ""
-    found = _known[source.file, name] = _Read(stamp, data, f"{digest(code)} {place}", imported)
+    with_packages = imported.union(_module_and_parent_names(name))
+    found = _known[source.file, name] = _Read(source, stamp, data, f"{digest(code)} {place}", with_packages)
     return found
 
 
 def _bytes_of(source: ModuleSource) -> bytes | None:
     if source.is_package and os.path.isdir(source.file):
         return b""
-    if not source.file.endswith(".py"):
-        return None
-    try:
-        with open(source.file, "rb") as file:
-            return file.read()
-    except OSError:
-        return None
+    with suppress(OSError):
+        if source.file.endswith(".py"):
+            return Path(source.file).read_bytes()
+    return None
 
 
 @functools.lru_cache(maxsize=512)
@@ -147,14 +141,14 @@ def _compiled(data: bytes, file: str) -> types.CodeType | None:
         return None
 
 
-def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict[str, set[str]]) -> str:
+def _version(name: str, read: dict[str, _Read]) -> str:
     seen, waiting = set[str](), [name]
     while waiting:
         one = waiting.pop()
         if one in read and one not in seen:
             seen.add(one)
-            waiting += below[one]
-    of_all = "\n".join(f"{one} {read[one][1].digest}" for one in sorted(seen))
+            waiting += read[one].imported
+    of_all = "\n".join(f"{one} {read[one].digest}" for one in sorted(seen))
     return blake2b(of_all.encode(), digest_size=16).hexdigest()
 
 
@@ -343,8 +337,7 @@ class _Carried(importlib.abc.ExecutionLoader):
         return FileReader(self) if self._is_package and self.path.endswith(".py") else None  # type: ignore[arg-type]
 
     def get_data(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
+        return Path(path).read_bytes()
 
 
 NO_MODULES = CarriedModules({}, {})

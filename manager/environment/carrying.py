@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import msgspec
 
@@ -86,23 +86,20 @@ def write_archive(path: Path, members: Sequence[ArchiveMember], *, on_progress: 
 
 def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
     facts = tarfile.TarInfo(member.name)
-    facts.mtime = TIME_S
-    facts.mode = 0o700 if member.executable else 0o600
+    facts.mtime, facts.mode = TIME_S, 0o700 if member.executable else 0o600
     if member.kind is MemberKind.LINK:
         facts.type, facts.linkname = tarfile.SYMTYPE, member.path
         tar.addfile(facts)
-    elif member.kind is MemberKind.PLAIN:
-        with open(member.path, "rb") as file:
-            facts.size = os.fstat(file.fileno()).st_size
-            tar.addfile(facts, file)
-    else:
-        data = Path(member.path).read_bytes()
+        return
+    with open(member.path, "rb") as opened:
+        file: IO[bytes] = opened
         if member.kind is MemberKind.SCRIPT:
-            data = _make_script_relocatable(data)
-        else:  # bytecode: set the source's modification time in the header to TIME_S
-            data = data[:8] + TIME_S.to_bytes(4, "little") + data[12:]
-        facts.size = len(data)
-        tar.addfile(facts, io.BytesIO(data))
+            file = io.BytesIO(_make_script_relocatable(opened.read()))
+        elif member.kind is MemberKind.BYTECODE:  # set the source's modification time in the header to TIME_S
+            file = io.BytesIO(opened.read(8) + TIME_S.to_bytes(4, "little") + opened.read()[4:])
+        facts.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        tar.addfile(facts, file)
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
@@ -222,8 +219,8 @@ def _forget_old(place: Path) -> None:
     here = sorted(place.glob("*.json"), key=lambda facts: facts.stat().st_mtime, reverse=True)
     for facts in here[_KEPT:]:
         if time.time() - facts.stat().st_mtime > _KEPT_S:
-            for kind in (".tar.gz", ".json"):
-                facts.with_suffix(kind).unlink(missing_ok=True)
+            facts.with_suffix(".tar.gz").unlink(missing_ok=True)
+            facts.unlink(missing_ok=True)
 
 
 CARRIED_AS = "session"
