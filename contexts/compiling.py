@@ -192,7 +192,7 @@ _RUNS = 3
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs them in its own thread. `form`: name of the snapshot."""
+    """Compiles networks for inputs of one shape, and runs them in its own thread."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"

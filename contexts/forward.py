@@ -96,12 +96,11 @@ class PrefixCache(Generic[KV]):
         self._recent.clear()
 
     def _trim_to_size_limit(self) -> None:
-        while self.size_bytes > self.limit_bytes and len(self._recent) > 1:
-            self._recent.popleft()
-        while self.size_bytes > self.limit_bytes and self._shared:
-            del self._shared[0]
         while self.size_bytes > self.limit_bytes:
-            self._recent.popleft()
+            if len(self._recent) > 1 or not self._shared:
+                self._recent.popleft()
+            else:
+                del self._shared[0]
 
     @staticmethod
     def _longest(
@@ -120,12 +119,9 @@ class PrefixCache(Generic[KV]):
 
 
 def common_prefix_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
-    high = min(len(one), len(other), most)
-    if high <= 0:
-        return 0
+    low, high = 0, max(0, min(len(one), len(other), most))
     if one[:high] == other[:high]:
         return high
-    low = 0
     while low < high:  # one[:low] equals other[:low]; one[:high] may differ from other[:high]
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -209,9 +205,7 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the logits of a row in parts, each with its first index. Without `shares`, each part reads the whole
-        row.
-        """
+        """Yield the logits of a row in parts, each with its first index."""
         cache = DynamicCache() if self.shares else None
         everything = None if cache is not None or self._few_logits else self.whole([row])[0]
         ids = torch.tensor([row], device=self.device)

@@ -183,14 +183,13 @@ class CausalLM:
             told: Receives the finished share, and 1.0 for the total.
         """
         with self._thread.hold() as engine:
-            load = engine.load()
+            load, longest = engine.load(), self._prompts.longest
             if load.running or load.waiting:
                 raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
+            profiler = EngineProfiler(engine, vocabulary=len(self.tokenizer), longest=longest, quick=quick, told=told)
             self._steps.paused = True
             try:
-                found = EngineProfiler(
-                    engine, vocabulary=len(self.tokenizer), longest=self._prompts.longest, quick=quick, told=told
-                ).measure()
+                found = profiler.measure()
             finally:
                 self._steps.paused = False
             self._steps.replace_known_times(found.times)
@@ -203,12 +202,11 @@ class CausalLM:
 
     def token_cache(self) -> TokenCache | None:
         """Return the memory of the weights and of a cached token; None if unknown."""
-        memory = self.memory()
+        memory, declared = self.memory(), ambient.device_memory_bytes()
         if not memory.token_bytes:
             return None
         least = min(self.longest or UNDECLARED_CACHE_TOKENS, UNDECLARED_CACHE_TOKENS)
         weights, fixed = memory.weights_bytes + PROCESS_BYTES, memory.fixed_tokens
-        declared = ambient.device_memory_bytes()
         if declared:  # the engine keeps a small cache within this memory, as `_limit` does
             weights = min(weights, max(memory.weights_bytes, declared - LEAST_CACHE_BYTES))
         return TokenCache(weights, memory.token_bytes, fixed or least, is_fixed=fixed > 0)
@@ -420,11 +418,8 @@ class CausalLM:
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
             raise ValueError(f"label_scores needs labels, none of them empty; it got {list(labels)!r}")
-        if not rows:
-            return []
         tails = self._prompts.label_tokens([prefix + prompt for prompt in prompts], rows, labels)
-        longest = [max(map(len, tail)) for tail in tails]
-        self._prompts.check_lengths([len(row) + more for row, more in zip(rows, longest, strict=True)])
+        self._prompts.check_lengths([len(row) + max(map(len, tail)) for row, tail in zip(rows, tails, strict=True)])
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.current_call_stop().check

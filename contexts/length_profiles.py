@@ -35,7 +35,7 @@ LEAST_GAIN = 0.05
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds for a text padded to `tokens` tokens, and the median absolute deviation."""
+    """Median seconds for a text padded to `tokens` tokens, and their deviation."""
 
     tokens: int
     seconds: float

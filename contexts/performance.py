@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Measurements:
     """An SQLite file for several processes and threads. Disk errors are only logged.
 
-    `shape`: a query that fails if the file has other tables.
+    `shape`: a query that fails for other tables.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -76,25 +76,18 @@ class Measurements:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
                 db = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")
-                db.executescript(self._schema)
+                db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {self._schema}")
                 db.execute(self._shape)
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) and "no such column" not in str(error):
+                return db
+            except (OSError, sqlite3.DatabaseError) as error:
+                if not _is_damage(error) and "no such column" not in str(error):
                     log.warning("%s cannot be opened (%s); measurements are not remembered", self.path, error)
                     return None
                 self._rename_damaged_database(error)
-            except OSError as error:
-                log.warning("%s cannot be made (%s); measurements are not remembered", self.path, error)
-                return None
-            else:
-                return db
         return None
 
     def _trouble(self, error: sqlite3.Error) -> None:
-        damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-        if self._db is not None and damaged:
+        if self._db is not None and _is_damage(error):
             with closing(self._db):
                 self._db = None
             self._rename_damaged_database(error)
@@ -102,12 +95,16 @@ class Measurements:
         else:
             log.warning("a measurement was not kept in %s: %s", self.path, error)
 
-    def _rename_damaged_database(self, error: sqlite3.Error) -> None:
+    def _rename_damaged_database(self, error: Exception) -> None:
         aside = self.path.with_name(f"{self.path.name}.damaged-{int(time.time())}")
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).replace(aside.with_name(aside.name + suffix))
         log.warning("%s was damaged (%s) and is now %s; measuring starts again", self.path, error, aside.name)
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000

@@ -165,7 +165,7 @@ _MARKS = frozenset(
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
     }
 )  # fmt: skip
-"""Marks of function calls and reasoning: parts of a text even if a tokenizer calls them special."""
+"""Parts of a text even if a tokenizer calls them special."""
 
 
 def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:

@@ -46,7 +46,7 @@ def mean_losses(
 ) -> list[float]:
     """Return the mean loss of each prompt (token ids) over samples, in nats per target token.
 
-    A sample is a pair (input, target) that follows the prompt. Raises ValueError.
+    A sample is a pair (input, target). Raises ValueError.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")

@@ -101,7 +101,7 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
     """Create the folder `place` atomically from a draft that `write` fills. Return True if this process created it.
 
-    `made_s`: creation seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
+    `made_s`: creation seconds to record if `write` only copies. Raises OSError and the exceptions of `write`.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _lock(place.with_name(place.name + ".lock")):

@@ -114,9 +114,7 @@ class WeightStream:
         readers: int = 0,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Prepare a stream.
-
-        `dtype`: dtype of floating-point weights (None: as in the file). `readers`: threads with two buffers each (0:
+        """`dtype`: dtype of floating-point weights (None: as in the file). `readers`: threads with two buffers each (0:
         one per core, from 2 to 8). `buffer_bytes`: a multiple of 16.
         """
         self.size_bytes = sum(each.size_bytes for each in stored)

@@ -56,7 +56,7 @@ class CompletionStream(Iterator[CompletionToken]):
         self._tokens.close()
 
     def texts(self) -> CompletionTexts:
-        """Return the texts as one object, which a function can yield instead of the single tokens."""
+        """Return the texts as one object, which a function can yield."""
         return self._texts
 
 
@@ -184,6 +184,6 @@ class TextWriter:
 
 
 def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Order prompts longest first, so that a too long prompt fails before other texts are written."""
+    """Longest first, so that a too long prompt fails before other texts are written."""
     order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     return order if all_sorted or not order else [order[0], *sorted(order[1:])]

@@ -50,7 +50,7 @@ class _Read(NamedTuple):
     data: bytes
     digest: str
     imported: frozenset[str]
-    """Imported modules, and the packages that contain the module."""
+    """Imported modules, and the module's packages."""
 
 
 def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[str]:
@@ -214,7 +214,7 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Make import statements find these modules, and the context's modules with other names."""
+        """Make import statements find these modules, and others of the context."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()

@@ -136,7 +136,7 @@ def inspect_environment() -> Installed:
 
 
 def _editables(folders: Iterable[str]) -> Iterator[Editable]:
-    """Yield the packages of import hooks, of `.pth` files, and of `pip install --target`."""
+    """Yield packages of import hooks, of `.pth` files, and of `pip install --target`."""
     for name, path in sorted(editable_modules().items()):
         suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
         yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))

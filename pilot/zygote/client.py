@@ -35,7 +35,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preload(_Message, frozen=True, tag="preload"):
-    """Import modules (`module`, or `module:attribute` for lazy packages). Always the first message."""
+    """Import modules (or `module:attribute` of lazy packages). Always the first message."""
 
     modules: tuple[str, ...]
 
@@ -82,7 +82,7 @@ class ForkFailed(_Message, frozen=True, tag="fork-failed"):
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """The process of a library has ended. `orphans`: number of its descendants that the zygote killed."""
+    """`orphans`: number of the library's descendants that the zygote killed."""
 
     library: int
     pid: int
