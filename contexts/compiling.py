@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -28,9 +28,6 @@ from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.snapshot import make_folder, received_snapshot, rename_damaged_snapshot, snapshot_creation_seconds
 from stoker.errors import ContextError
 from stoker.units import show_seconds
-
-if TYPE_CHECKING:
-    from stoker.contexts.encoding import EncoderModel
 
 
 class TokenRow(NamedTuple):
@@ -230,8 +227,8 @@ def wants_compiling(device: str, wanted: bool | str) -> bool:
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
-def compile_runtime(model: EncoderModel, wanted: bool | str) -> None:
-    """Compile a runtime. A failure raises ContextError only if `wanted` is True."""
+def compile_runtime(model: Any, wanted: bool | str) -> None:
+    """Compile a runtime (an EncoderModel). A failure raises ContextError only if `wanted` is True."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))
@@ -256,7 +253,7 @@ def device_hardware_name(device: str) -> str:
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _form(model: EncoderModel) -> str:
+def _form(model: Any) -> str:
     kind, shape = device_hardware_name(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
