@@ -319,13 +319,9 @@ def memory_of(device_bytes: int) -> int:
 
 
 def enter_library(
-    *,
-    device: str | tuple[str, ...] = "cpu",
-    context: Any = None,
-    objects: Mapping[str, str] | None = None,
-    offer: SnapshotHook | None = None,
-    device_memory_bytes: int = 0,
-) -> None:
+    *, device: str | tuple[str, ...] = "cpu", context: Any = None, objects: Mapping[str, str] | None = None,
+    offer: SnapshotHook | None = None, device_memory_bytes: int = 0,
+) -> None:  # fmt: skip
     """Set the library scope: before the loader runs, and again with the loaded context.
 
     `device`: names on the pilot (`cuda:3`). `objects`: local paths by cache name and snapshot form; None keeps them.

@@ -42,15 +42,9 @@ _WARM_UP = 3
 
 
 def profile_lengths(
-    model: EncoderModel,
-    lengths: Sequence[int] = (),
-    *,
-    step: int = 0,
-    dtype: str = "auto",
-    compiled: bool | str = "auto",
-    repeats: int = REPEATS,
-    told: Callable[[float, float], None] = lambda *_: None,
-) -> EncoderProfile:
+    model: EncoderModel, lengths: Sequence[int] = (), *, step: int = 0, dtype: str = "auto",
+    compiled: bool | str = "auto", repeats: int = REPEATS, told: Callable[[float, float], None] = lambda *_: None,
+) -> EncoderProfile:  # fmt: skip
     """Return the time profile of a model for ascending `lengths` (default: `lengths_to_measure`).
 
     Raises RecipeError, and ContextError if a runtime cannot be compiled.

@@ -295,14 +295,9 @@ class ModelRunner:
     # ---- log-likelihoods of tails after prompts
 
     def score(
-        self,
-        rows: list[Ids],
-        tails: list[list[Ids]],
-        *,
-        prefix: Ids = (),
-        batch_size: int = 1,
+        self, rows: list[Ids], tails: list[list[Ids]], *, prefix: Ids = (), batch_size: int = 1,
         check: Callable[[], None] = lambda: None,
-    ) -> list[list[float]]:
+    ) -> list[list[float]]:  # fmt: skip
         """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`.
 
         All rows begin with `prefix`. `check` runs before each forward pass; an exception stops the scoring.

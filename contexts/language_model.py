@@ -54,18 +54,9 @@ class CausalLM:
     """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str = "",
-        origin: str = "",
-        engine: str | VLLMEngine = "auto",
-        cache_bytes: int = 0,
-        graphs: bool = False,
-        longest: int = 0,
-        adapters: Mapping[str, str] | None = None,
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, name: str = "", origin: str = "", engine: str | VLLMEngine = "auto",
+        cache_bytes: int = 0, graphs: bool = False, longest: int = 0, adapters: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         """The Transformers model; None with vLLM. The engine ignores later changes of the weights."""
         self.tokenizer = tokenizer

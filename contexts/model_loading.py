@@ -27,17 +27,9 @@ _HOW_TO_INSTALL = "pip install 'stoker[vllm]' in the environment of this site's 
 
 
 def load_model(
-    path: str,
-    *,
-    dtype: str = "auto",
-    snapshot: bool = True,
-    name: str = "",
-    threads: int = 0,
-    engine: str = "auto",
-    graphs: bool = False,
-    settings: EngineSettings = _NO_SETTINGS,
-    adapters: Mapping[str, str] | None = None,
-) -> CausalLM:
+    path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0, engine: str = "auto",
+    graphs: bool = False, settings: EngineSettings = _NO_SETTINGS, adapters: Mapping[str, str] | None = None,
+) -> CausalLM:  # fmt: skip
     """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of its object."""
     began = time.monotonic()
     if threads:

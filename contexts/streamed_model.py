@@ -106,14 +106,9 @@ class WeightStream:
     """Streams weights to a device during a `with` block."""
 
     def __init__(
-        self,
-        stored: Sequence[StoredTensor],
-        *,
-        device: str,
-        dtype: torch.dtype | None = None,
-        readers: int = 0,
+        self, stored: Sequence[StoredTensor], *, device: str, dtype: torch.dtype | None = None, readers: int = 0,
         buffer_bytes: int = BUFFER_BYTES,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`dtype`: dtype of floating-point weights (None: as in the file). `readers`: threads with two buffers each (0:
         one per core, from 2 to 8). `buffer_bytes`: a multiple of 16.
         """
