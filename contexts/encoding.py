@@ -202,8 +202,6 @@ class EncoderModel:
         Args:
             compiler: If it fails, the runtime is unchanged.
         """
-        if self.runtime is None:
-            raise ValueError(f"{self.name} is not a runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
         self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows)[0])
         self._compiler = compiler

@@ -39,7 +39,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
             engine: Name of the engine.
         """
         length = self.max_model_len
-        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        if type(length) is not int or length < 0:
             raise RecipeError(f"max_model_len = {length!r} is not a number of tokens", option="max_model_len")
         if not isinstance(self.chat_template, str):
             raise RecipeError("chat_template is the text of a template", option="chat_template")

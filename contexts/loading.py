@@ -49,8 +49,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
     modules.enter_permanently()
-    args = tuple(_replace_object_paths(value, objects, recipe) for value in args)
-    kwargs = {name: _replace_object_paths(value, objects, recipe) for name, value in kwargs.items()}
+    args, kwargs = _replace_object_paths((args, kwargs), objects, recipe)
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
         context.close()
@@ -109,7 +108,7 @@ def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe
         if value.name not in objects:
             why = f"which is not on this pilot; {len(objects)} other objects are there"
             raise RecipeError(f"the context {recipe.name} needs the object {value.name}, {why}", object=value.name)
-        return Path(objects[value.name]) if value.as_path else str(objects[value.name])
+        return Path(objects[value.name]) if value.as_path else objects[value.name]
     if type(value) in (list, tuple):
         return type(value)(_replace_object_paths(item, objects, recipe) for item in value)
     if type(value) is dict:

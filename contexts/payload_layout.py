@@ -126,10 +126,10 @@ def short(value: Any, *, depth: int = 2) -> str:
 def _short_container(value: Any, kind: type, *, depth: int) -> str:
     opens, closes = "[]" if kind is list else "()" if kind is tuple else "{}"
     if depth == 0 or not value:
-        return f"{opens}…{closes}" if value else f"{opens}{closes}"
-    parts = list(islice(_parts(value, depth=depth - 1), _WIDTH))
-    more = f", … {len(value):,} items" if len(value) > _WIDTH else "," if kind is tuple and len(value) == 1 else ""
-    return f"{opens}{', '.join(parts)}{more}{closes}"
+        return f"{opens}{'…' * bool(value)}{closes}"
+    parts = ", ".join(islice(_parts(value, depth=depth - 1), _WIDTH))
+    more = f", … {len(value):,} items" if len(value) > _WIDTH else "," * (kind is tuple and len(value) == 1)
+    return f"{opens}{parts}{more}{closes}"
 
 
 def _parts(value: Any, *, depth: int) -> Iterator[str]:

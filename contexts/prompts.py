@@ -128,9 +128,9 @@ class PromptReader:
         return found
 
     def decode(self, ids: list[int]) -> str:
+        skips = self._dropped is None
         if self._dropped is not None:
             ids = [id for id in ids if id not in self._dropped]
-        skips = self._dropped is None
         return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
     def decode_text(self, ids: Sequence[int]) -> str:
@@ -155,8 +155,8 @@ class PromptReader:
     def check_lengths(self, lengths: Sequence[int]) -> None:
         for index, length in enumerate(lengths):
             if self.longest and length > self.longest:
-                told = f"prompt {index} has {length} tokens with its continuation; the model accepts at most"
-                raise ValueError(f"{told} {self.longest}. Shorten it, or split it")
+                told = f"prompt {index} has {length} tokens with its continuation"
+                raise ValueError(f"{told}; the model accepts at most {self.longest}. Shorten it, or split it")
 
 
 _MARKS = frozenset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,15 @@ from stoker.contexts.language_model import CausalLM
 BATCH_TOKENS = 2048
 
 
-def mean_hidden_states(
-    model: CausalLM, texts: Sequence[str], *, most_tokens: int, seen: Callable[[int], None] | None = None
-) -> npt.NDArray[np.float32]:
+def mean_hidden_states(model: CausalLM, texts: Sequence[str], *, most_tokens: int) -> npt.NDArray[np.float32]:
     """Return the mean of each text's last hidden states, `[texts, width]`, over its first `most_tokens` tokens.
 
-    `seen` receives the number of finished texts. Raises ValueError for an empty text.
+    Raises ValueError for an empty text.
     """
     rows = _tokens(model, texts, most=most_tokens)
-    if empty := [index for index, row in enumerate(rows) if not row]:
-        raise ValueError(f"text {empty[0]} is empty; a model needs at least one token")
+    if () in rows:
+        raise ValueError(f"text {rows.index(())} is empty; a model needs at least one token")
     found: list[Any] = [None] * len(rows)
-    done = 0
     with model.alone() as runner:
         for group in _group_rows_by_length(rows):
             ids, mask = _padded([rows[index] for index in group], device=runner.device)
@@ -35,9 +32,6 @@ def mean_hidden_states(
             means = (states.float() * weights).sum(dim=1) / weights.sum(dim=1)
             for index, mean in zip(group, means.cpu().numpy(), strict=True):
                 found[index] = mean
-            done += len(group)
-            if seen is not None:
-                seen(done)
     return np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
 
 

@@ -8,18 +8,18 @@ and dtype.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import snapshot_download
 
+from stoker import locks
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import object_of
@@ -104,7 +104,8 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
     `made_s`: creation seconds to record if `write` only copies. Raises OSError and the exceptions of `write`.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _lock(place.with_name(place.name + ".lock")):
+    with open(place.with_name(place.name + ".lock"), "a") as lock:
+        locks.wait(lock.fileno())
         if snapshot_creation_seconds(place) is not None:
             return False
         for left in place.parent.glob(f".{place.name}.*"):
@@ -211,13 +212,3 @@ def _is_worth_converting(path: str) -> bool:
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with open(path, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            log.warning("no lock on %s (%s); two processes may convert at once, one result is kept", path, error)
-        yield
