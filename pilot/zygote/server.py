@@ -113,8 +113,10 @@ class Listener(MetaPathFinder):
 
     def _listen(self, module: ModuleType) -> None:
         for name in _QUERY_FUNCTIONS:
-            self._plain[name] = plain = getattr(module, name)
-            setattr(module, name, functools.partial(self._ask, plain))
+            plain = getattr(module, name, None)
+            if callable(plain):
+                self._plain[name] = plain
+                setattr(module, name, functools.partial(self._ask, plain))
 
     def _ask(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.asked = True
