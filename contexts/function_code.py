@@ -105,9 +105,8 @@ def describe_generator(function: Callable[..., Any]) -> str:
         return "a generator function (it contains `yield`)"
     found: Any = plain(function)
     code, inner = getattr(found, "__code__", None), getattr(found, "__wrapped__", None)
-    if code is not None and code.co_filename == contextlib.__file__ and is_generator_function(inner):
-        return "a context manager (of contextlib)"
-    return ""
+    is_contextlib = code is not None and code.co_filename == contextlib.__file__
+    return "a context manager (of contextlib)" if is_contextlib and is_generator_function(inner) else ""
 
 
 def is_generator_function(function: Any) -> bool:

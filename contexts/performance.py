@@ -294,8 +294,8 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 class Estimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one device kind, in seconds and bytes; 0 = not measured.
 
-    Memory sizes are maxima; times are means with standard deviations. `calls`: by function. `paces`: seconds per unit
-    of work, by gang size. `speed`: relative to the fastest device kind.
+    Memory sizes are maxima; times are means. `calls`: by function. `paces`: seconds per unit of work, by gang size.
+    `speed`: relative to the fastest device kind.
     """
 
     load_s: float = 0.0

@@ -67,7 +67,7 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 
 
 def received_snapshot(place: Path) -> tuple[Path, float] | None:
-    """Return the snapshot that another pilot sent and its creation seconds, unless `place` has one."""
+    """Return the snapshot that another pilot sent and its seconds, unless `place` has one."""
     came = ambient.local_path(place.name)
     if snapshot_creation_seconds(place) is not None or (made_s := snapshot_creation_seconds(came)) is None:
         return None

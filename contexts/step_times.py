@@ -280,7 +280,7 @@ def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """The result of a profiler. `left_out`: samples skipped for lack of memory or time."""
+    """`left_out`: samples skipped for lack of memory or time."""
 
     times: StepTimes
     engine: str

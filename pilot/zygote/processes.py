@@ -227,9 +227,8 @@ def cpu_seconds(pid: int) -> float:
     """Return the processor seconds of a process and its ended children."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return sum(map(int, fields[11:15])) / _TICK
-    except (OSError, IndexError, ValueError):
+            return sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) / _TICK
+    except OSError:
         return 0.0
 
 
