@@ -22,7 +22,6 @@ from vllm.sampling_params import RequestOutputKind
 
 from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
-from stoker.contexts.forward import skip_check
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineMemory,
@@ -62,7 +61,7 @@ class _RunningText:
 
 
 class VLLMEngine:
-    """An `adapter.InferenceEngine` with vLLM; also a `forward.TailScorer`."""
+    """An `adapter.InferenceEngine` with vLLM; also scores labels as `forward.ModelRunner` does."""
 
     name = "vllm"
 
@@ -199,7 +198,7 @@ class VLLMEngine:
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = skip_check,
+        check: Callable[[], None] = lambda: None,
     ) -> list[list[float]]:
         del prefix, batch_size  # vLLM finds shared prefixes by itself
         if self._asleep or self._broken:

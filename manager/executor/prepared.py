@@ -168,8 +168,7 @@ def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  #
 
 
 def modules_pickled_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
-    names = carried_module_names(blob.key, blob.blob)
-    return names | carried_module_names(recipe.key, recipe.loader) if recipe.loader else names
+    return carried_module_names(blob.blob) | carried_module_names(recipe.loader)
 
 
 class PreparedFunction:
@@ -197,10 +196,10 @@ class PreparedFunction:
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         """Return the function's current bytes. Raises SerializationError."""
         function, takes = bare(function), wants.takes_context
-        by_name = carried_module_names(wants.recipe.key, wants.recipe.loader) if takes else frozenset[str]()
+        by_name = carried_module_names(wants.recipe.loader) if takes else frozenset[str]()
         how = (takes, by_name, self.also)
         with self._lock:
-            if self._captured is None or self._captured.changed(function):
+            if self._captured is None or self._captured.changed():
                 self._before |= self._blobs
                 self._blobs = {}
                 captured = Captured(function)

@@ -20,7 +20,7 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.contexts.folders import ProgramFolder, is_seen_here
-from stoker.contexts.payload_layout import Buffer
+from stoker.contexts.payload_layout import WITH_MODULES, Buffer
 from stoker.contexts.payloads import carried_module_versions, loads_code
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.user_modules import NO_MODULES, context_module_versions, count_replaced
@@ -71,7 +71,7 @@ class Function:
 
     def open_arguments(self, data: Buffer) -> Any:
         """Unpickle a call's arguments. Modules sent with the arguments override those sent with the function."""
-        if data[:1] != b"M":
+        if data[:1] != WITH_MODULES:
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
 
