@@ -420,10 +420,9 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
     facts = extract_facts(SourceText(text, function, place), folders=folders)
     if not facts.text:
         raise ConfigError(f"{function} of {file} cannot be planned: {'; '.join(facts.notes) or 'it has no source'}")
-    named = loader_of(text, function)
     loader = None
-    if named is not None:
-        loader = extract_facts(SourceText(text, named.loader, place), arguments=named.arguments, folders=folders)
+    if named := loader_of(text, function):
+        loader = extract_facts(SourceText(text, named[0], place), arguments=named[1], folders=folders)
     by_kind, why, similar = dict[str, Estimate](), list[str](), dict[str, None]()
     estimator = Estimator(history, store.estimates)
     for kind in store.kinds():
