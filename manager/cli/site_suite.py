@@ -25,7 +25,7 @@ class PromiseVerdict(enum.Enum):
     NOT_TRIED = "not tried"
 
 
-_WORDS = {PromiseVerdict.HOLDS: "ok", PromiseVerdict.FAILS: "fails", PromiseVerdict.NOT_TRIED: "no"}
+_WORDS = dict(zip(PromiseVerdict, ("ok", "fails", "no"), strict=True))
 
 
 class TriedPromise(msgspec.Struct, frozen=True):
@@ -80,12 +80,10 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _summary(report: SiteReport) -> str:
-    count = {verdict: sum(each.verdict is verdict for each in report.promises) for verdict in PromiseVerdict}
-    holds, fails, not_tried = (count[verdict] for verdict in PromiseVerdict)
+    holds, fails, not_tried = (sum(each.verdict is verdict for each in report.promises) for verdict in PromiseVerdict)
     said = [f"{holds} promise{'s hold' if holds != 1 else ' holds'}"]
     said.append(f"{fails} {'do' if fails != 1 else 'does'} not" if fails else "none fails")
-    if not_tried:
-        said.append(f"{not_tried} could not be tried")
+    said += [f"{not_tried} could not be tried"] if not_tried else []
     end = "interrupted after" if report.interrupted else "in"
     return f"{', '.join(said)}; {end} {show_seconds(report.took_s)}"
 
@@ -100,8 +98,7 @@ _NONE_CHOSEN = (4, 5)
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Run the site tests, which check Stoker's promises on a site. `chosen` selects tests, as pytest's `-k` does. If
-    `chosen` is empty, all tests run.
+    """Run the tests of Stoker's promises on a site. `chosen` selects tests, as pytest's `-k`; empty for all.
 
     Raises StokerError if `chosen` selects no test, or if the tests did not run.
     """
@@ -116,16 +113,12 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
                 with contextlib.suppress(KeyboardInterrupt):
                     process.wait()
         if chosen and process.returncode in _NONE_CHOSEN:
-            raise StokerError(
-                f"no test of the site suite matches -k {chosen!r}; -k matches parts of names, as in"
-                " -k 'snapshot or gang'"
-            )
+            hint = "-k matches parts of names, as in -k 'snapshot or gang'"
+            raise StokerError(f"no test of the site suite matches -k {chosen!r}; {hint}")
         if not page.exists():
             said = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-            lines = "\n".join(f"  {line}" for line in said)
-            raise StokerError(
-                f"the site suite did not run (pytest ended with exit code {process.returncode}):\n{lines}"
-            )
+            why = f"the site suite did not run (pytest ended with exit code {process.returncode}):"
+            raise StokerError("\n".join([why, *(f"  {line}" for line in said)]))
         return msgspec.json.decode(page.read_bytes(), type=SiteReport)
 
 

@@ -93,8 +93,8 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         console.note(note)
     if dry_run:
         shown = [doctor_site.show(site) for site in wanted]
-        console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
-        if any(each.refused for each in shown):
+        console.lines("\n\n".join("\n".join(lines) for lines, _ in shown).split("\n"))
+        if any(refused for _, refused in shown):
             raise click.exceptions.Exit(1)
         return
     made = new_sessions.make(wanted, place=folder, idle_s=idle_s)

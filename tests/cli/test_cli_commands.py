@@ -220,8 +220,8 @@ def test_doctor_counts_live_ended_and_removed_sessions(manager: Manager, tmp_pat
     (state_folder() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
     texts = [finding.text for finding in doctor.check_earlier_sessions()]
     assert texts[0] == "1 live session: test"
-    assert texts[1].startswith("1 session that is over keeps ")
-    assert texts[2].startswith("1 link to a session whose folder is gone")
+    assert texts[1].startswith("1 ended session with ")
+    assert texts[2].startswith("1 link to sessions whose folders are gone")
 
 
 def test_doctor_warns_about_a_session_that_lost_its_manager(tmp_path: Path):

@@ -231,7 +231,7 @@ def test_invalid_slurm_setting_error_lists_the_valid_values():
 
     def faults(text: str) -> list[str]:
         site = parse_site(f'[provider]\nkind = "slurm"\n{text}', file="s")
-        return [fault.text.removeprefix("[provider] ") for fault in doctor_site.slurm_faults(site, slurm)]
+        return [text.removeprefix("[provider] ") for text, _ in doctor_site.slurm_faults(site, slurm)]
 
     assert faults('partition = "backfill"\naccount = "bio-lab"\ngpus = "titanx:1"\nwalltime = "1 d"') == []
     assert faults('gpus = "a10:1"') == []  # the default partition

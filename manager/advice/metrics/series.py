@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import isfinite, sqrt
+from math import isfinite
 from statistics import median
 
 import msgspec
@@ -14,10 +14,9 @@ from stoker.manager.advice.metrics.lines import BYTE, EPOCH, SAMPLE, STEP, Count
 # ---- medians
 
 
-_NORMAL = 1.4826
-_FARTHEST = 3.5
-"""A value is an outlier if it differs from the median by more than this many deviations (Iglewicz and Hoaglin)."""
-_LEAST_SHARE = 0.05
+_FARTHEST, _LEAST_SHARE = 5.2, 0.05
+"""A value is an outlier if it differs from the median by more than 5.2 median absolute deviations (3.5 standard
+deviations; Iglewicz and Hoaglin) and by more than 5 %."""
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
@@ -25,21 +24,13 @@ def without_outliers(values: Sequence[float]) -> list[float]:
     if len(finite) < 3:
         return finite
     middle = median(finite)
-    farthest = max(_FARTHEST * deviation(finite), _LEAST_SHARE * abs(middle))
+    farthest = max(_FARTHEST * median(abs(value - middle) for value in finite), _LEAST_SHARE * abs(middle))
     return [value for value in finite if abs(value - middle) <= farthest]
 
 
-def deviation(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    middle = median(values)
-    return _NORMAL * median(abs(value - middle) for value in values)
-
-
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slope between each point (x, y) and the point half the length of the list later. The method follows
-    Siegel and Theil, at linear cost.
-    """
+    """Return the slope between each point (x, y) and the point half the list later (after Siegel and Theil, at linear
+    cost)."""
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
 
@@ -51,9 +42,8 @@ _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
 """If a count falls by at most this share, and recovers within this many points, no new round has begun. Several ranks
 print the count without a label."""
 _AS_GOOD_AS_DONE = 0.95
-"""A count that reaches this share of its total is complete. A program may start the next progress bar before it has
-drawn the end of the previous bar.
-"""
+"""A count that reaches this share of its total is complete. A program may start the next progress bar before it draws
+the end of the previous bar."""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
@@ -66,8 +56,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     """The values of a count over time. When the count falls, a new round (such as an epoch) begins. `points`: points of
-    the current round, oldest first. `earlier`: points of the previous round. `falls`: number of times that a new round
-    began. `first_at`: index of the first line with the count."""
+    the current round, oldest first; `earlier`: of the previous round. `falls`: number of new rounds. `first_at`: index
+    of the first line with the count."""
 
     name: str
     unit: str
@@ -91,10 +81,9 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     def has_loss(self) -> bool:
         return any(point.line.loss is not None for point in self.points)
 
-
-class ProgressSeries(msgspec.Struct, frozen=True):
-    inner: CountSeries
-    outer: CountSeries | None = None
+    @property
+    def runs(self) -> bool:
+        return not _is_counter_finished(self.newest) or self.newest.total is None
 
 
 def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
@@ -132,33 +121,32 @@ def _new_round_indexes(values: Sequence[float]) -> list[int]:
     return found
 
 
-def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
+def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSeries | None] | None:
+    """Return the series that shows the progress, and the series of its rounds (such as epochs)."""
     counted = [each for each in found if each.unit != BYTE]
     trained = [each for each in counted if not each.evaluates] or counted
     with_total = [each for each in trained if each.newest.total is not None]
     if not with_total:
-        best = max(trained, key=_sort_key_without_total, default=None)
-        return ProgressSeries(best) if best else None
+        best = max(
+            trained, default=None,
+            key=lambda each: (
+                each.has_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
+            ),
+        )  # fmt: skip
+        return (best, None) if best else None
     fine = [each for each in with_total if each.unit != EPOCH]
     inner = _choose_innermost_series(fine) if fine else max(with_total, key=lambda each: each.last_at)
-    ranks = [each for each in with_total if _count_identity(each) == _count_identity(inner)]
+    key = inner.name, inner.newest.total, inner.evaluates
+    ranks = [each for each in with_total if (each.name, each.newest.total, each.evaluates) == key]
     slowest = min(ranks, key=lambda each: each.newest.done)  # the slowest rank determines the progress
-    return ProgressSeries(slowest, _outer_series(inner, with_total))
-
-
-def _count_identity(each: CountSeries) -> tuple[str, float | None, bool]:
-    return each.name, each.newest.total, each.evaluates
-
-
-def _sort_key_without_total(each: CountSeries) -> tuple[float, ...]:
-    return each.has_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
+    return slowest, _outer_series(inner, with_total)
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
     """Return the series of the finest count. Prefer series with a loss. Of these, return the series that began first
     and still runs, because it contains the other series. If no series runs, return the last series."""
     among = [each for each in fine if each.has_loss] or fine
-    running = [each for each in among if each.newest.total is None or not _is_counter_finished(each.newest)]
+    running = [each for each in among if each.runs]
     if not running or among[0].has_loss:
         return max(running or among, key=lambda each: each.last_at)
     # A nested progress bar that starts again in each step of the outer bar counts in finer units.
@@ -188,72 +176,48 @@ def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
 
 
 NEWEST = 32
-"""Number of newest points of a series that determine the rate. Older points do not count, because the rate of a program
-changes."""
-_LEAST_ERROR = 0.02
+"""Number of newest points of a series that determine the rate, because the rate of a program changes."""
 _LEAST_ETA_S = 3.0
-"""If a program prints that less than this many seconds are left, the printed time is ignored."""
+"""A printed time left below this is ignored."""
 _LEAST_SPAN_S = 10.0
-"""If at least this many seconds lie between the times of the lines, these times are preferred to a printed time of
-unknown meaning.
-"""
+"""Times of lines that span at least this are preferred to a printed time of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A printed rate is ignored if it differs by more than this factor from the rate according to the times of the lines.
-Such a rate counts something else, for example loaded data.
-"""
+"""A printed rate that differs by more than this factor from the times of the lines counts something else, such as
+loaded data, and is ignored."""
 _DAY_S = 86400.0
 _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """The rate of a series in units per second, with the standard deviation, the number and the source of the single
-    rates that it was determined from.
-    """
-
-    per_s: float
-    spread: float
-    values: int
-    source: str
-
-    @property
-    def relative_error(self) -> float:
-        return max(_LEAST_ERROR, 1.25 * self.spread / self.per_s / sqrt(self.values))
-
-
-def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """Return the rate of a series. If the current round has too few points, use the previous round. `evaluated_at`:
-    indexes of the lines that are part of an evaluation.
-    """
+def pace(series: CountSeries, evaluated_at: Sequence[int]) -> tuple[float, str] | None:
+    """Return the rate of a series in units per second, and its source. If the current round has too few points, use the
+    previous round. `evaluated_at`: indexes of the lines that are part of an evaluation."""
     rounds = (series.points, series.earlier)
-    found = (_estimate_series_pace(series, points[-NEWEST:], evaluated_at) for points in rounds)
-    return next((rate for rate in found if rate), None)
+    return next(filter(None, (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)), None)
 
 
-def _estimate_series_pace(
+def _pace_of(
     series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: Sequence[int]
-) -> Pace | None:
+) -> tuple[float, str] | None:
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
     timed = None
     if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
-        timed = _pace(_slopes_between_evaluations(points, "line_s", evaluated_at), "the times of lines")
-    found = _pace([rate for point in points if (rate := _stated_rate(series, point))], "the rates that lines state")
-    if found and (timed is None or 1 / _FARTHEST_RATE < found.per_s / timed.per_s < _FARTHEST_RATE):
+        timed = _median_pace(_slopes_between_evaluations(points, "line_s", evaluated_at), "the times of lines")
+    stated = [rate for point in points if (rate := _stated_rate(series, point))]
+    found = _median_pace(stated, "the rates that lines state")
+    if found and (timed is None or 1 / _FARTHEST_RATE < found[0] / timed[0] < _FARTHEST_RATE):
         return found
     if timed:
         return timed
     times = [point.line.time_s for point in points if point.line.time_s]
     grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]
-    if times and not grows and (found := _pace([1 / value for value in times], "the times that lines state")):
-        return found
+    if times and not grows:
+        return _median_pace([1 / value for value in times], "the times that lines state")
     for field, source in _RISING:
-        if found := _pace(_slopes_between_evaluations(points, field, evaluated_at), source):
+        if found := _median_pace(_slopes_between_evaluations(points, field, evaluated_at), source):
             return found
-    return _pace([rate for point in points if (rate := _rate_from_time_left(point))], "the times left that lines state")
-
-
-def _rate_from_time_left(point: SeriesPoint) -> float | None:
-    left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
-    return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
+    lefts = ((point.counter.total or 0.0, point.counter.done, point.line.eta_s or 0.0) for point in points)
+    rates = [(total - done) / eta_s for total, done, eta_s in lefts if eta_s >= _LEAST_ETA_S and total > done]
+    return _median_pace(rates, "the times left that lines state")
 
 
 def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
@@ -283,8 +247,6 @@ def _slopes_between_evaluations(points: Sequence[SeriesPoint], field: str, evalu
     return [slope for slope in found + slopes(part) if slope > 0]
 
 
-def _pace(values: Sequence[float], source: str) -> Pace | None:
+def _median_pace(values: Sequence[float], source: str) -> tuple[float, str] | None:
     kept = without_outliers(values)
-    if not kept or median(kept) <= 0:
-        return None
-    return Pace(median(kept), deviation(kept), len(kept), source)
+    return (median(kept), source) if kept and median(kept) > 0 else None
