@@ -1,9 +1,6 @@
-"""Read the metrics of one log line from counts, progress bars, and pairs of name and value.
-
-Counts look like `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total must follow a counting word
-(step, epoch, batch, ...), be in brackets, or precede a progress bar. Other numbers with a slash are dates, paths or
-fractions.
-"""
+"""Read the metrics of one log line from counts, progress bars, and pairs of name and value. A count with a total must
+follow a counting word (step, epoch, batch, ...), be in brackets, or precede a progress bar. Other numbers with a slash
+are dates, paths or fractions."""
 
 from __future__ import annotations
 
@@ -25,9 +22,7 @@ from stoker.manager.advice.metrics.names import (
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A count of progress in a log line, such as `step 3/10`. `name` identifies the count within the log, and contains
-    no numbers.
-    """
+    """A count of progress in a log line, such as `step 3/10`. `name` identifies the count within the log."""
 
     name: str
     unit: str
@@ -37,9 +32,7 @@ class Counter(msgspec.Struct, frozen=True):
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The metrics of one log line. `time_s`: seconds per step or since the start, depending on the program. `line_s`:
-    time at which the line was printed, in seconds from an unknown origin. `evaluates`: True if the line is part of an
-    evaluation. `learned`: True if a language model explained the line's format (`formats.py`).
-    """
+    time of the line, in seconds from an unknown origin. `learned`: a language model explained the format."""
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -96,7 +89,7 @@ _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
-"""Matches a count before a progress bar, or a count at the start of the text that a name and a value follow."""
+"""Matches a count before a progress bar, or at the start of the text before a name and a value."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
@@ -153,13 +146,15 @@ def bar(text: str) -> Bar | None:
 
 
 def counters(text: str) -> list[Counter]:
-    """Return the counts of a line that has no progress bar, each name once. A count without a total must have a
-    counting word (step, epoch, ...), or be in brackets at the start of the line.
-    """
+    """Return the counts of a line without a progress bar, each name once. A count without a total must have a counting
+    word, or be in brackets at the start of the line."""
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
-    for match in (match for pattern in _applicable_count_patterns(text) for match in pattern.finditer(text)):
+    patterns = [_NAMED, _AFTER] if "/" in text or "of" in text else []
+    patterns += [_BRACKETED, _BARRED] if "/" in text else []
+    patterns += [_PLAIN_OF] if " of " in text else []
+    for match in (match for pattern in patterns for match in pattern.finditer(text)):
         parts = match.groupdict()
         done = number(parts["done"] or parts.get("done2") or "0")
         total = number(parts["total"] or parts.get("total2") or "0")
@@ -203,18 +198,12 @@ def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
     ]
 
 
-def _applicable_count_patterns(text: str) -> list[re.Pattern[str]]:
-    slash = "/" in text
-    found = [_NAMED, _AFTER] if slash or "of" in text else []
-    return [*found, *([_BRACKETED, _BARRED] if slash else []), *([_PLAIN_OF] if " of " in text else [])]
-
-
 def _plain(word: str | None) -> str:
     return (word or "").lower().replace(" ", "_")
 
 
 LONGEST_LINE = 4096
-"""Maximum characters of a line that is searched for metrics. A longer line is data."""
+"""Maximum characters of a line that is searched for metrics."""
 
 _REDRAWN = re.compile(r"[\r\n\x00\x08\x0b\x0c]+|\x1b\[\d*[AF]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0e-\x1f\x7f]")
@@ -258,9 +247,8 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line, or None if the line has no metric. If a line contains a progress bar that was
-    redrawn several times, the last redraw with metrics counts.
-    """
+    """Return the metrics of a line, or None. Of a progress bar that was redrawn several times, the last redraw
+    counts."""
     for shown in reversed(redraws(line)):
         report = progress_line(shown)
         metrics = _read(report) if report is not None else None
@@ -278,8 +266,8 @@ class ProgressLine(msgspec.Struct, frozen=True):
 
 
 def progress_line(shown: str) -> ProgressLine | None:
-    """Return the text, rank and time of a line that may report progress. Return None for other lines, such as settings
-    and tracebacks."""
+    """Return the text, rank and time of a line that may report progress, or None for other lines, such as settings and
+    tracebacks."""
     if len(shown) > LONGEST_LINE or not _WORTH_READING.search(shown):
         return None
     rank, text = _rank(_ESCAPES.sub("", shown))
@@ -301,12 +289,17 @@ def starts_an_evaluation(text: str) -> bool:
 def _read(report: ProgressLine) -> LineMetrics | None:
     text = report.text
     drawn = bar(text)
+    before = post = text
     if drawn is None:
-        counted, before, post = counters(text), text, text
+        counted = counters(text)
     else:
-        counted, before, post = _bar_counters(drawn), drawn.before, drawn.post
+        before, post = drawn.before, drawn.post
+        around = [each for each in counters(before) if each.unit != drawn.counter.unit]
+        if not around and (leading := _LEADING_ROUNDS.match(before)) and int(leading[1]) <= int(leading[2]):
+            around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
+        counted = [*around, drawn.counter]
     values, evaluated = read_named_metrics(post)
-    if drawn and drawn.elapsed_s is not None:
+    if drawn is not None and drawn.elapsed_s is not None:
         values["elapsed_s"] = drawn.elapsed_s
         if drawn.eta_s is not None:
             values["eta_s"] = drawn.eta_s
@@ -319,7 +312,6 @@ def _read(report: ProgressLine) -> LineMetrics | None:
         line_s=report.line_s,
         rank=report.rank,
         evaluates=evaluated or starts_an_evaluation(before),
-        learned=False,
         **{name: value for name, value in values.items() if name in LineMetrics.__struct_fields__},
     )
 
@@ -330,13 +322,6 @@ def _rank(text: str) -> tuple[int | None, str]:
     if (found := _LABEL.match(text)) and counters(text[found.end() :]):
         return int(found["rank"]), text[found.end() :]
     return None, text
-
-
-def _bar_counters(drawn: Bar) -> list[Counter]:
-    around = [each for each in counters(drawn.before) if each.unit != drawn.counter.unit]
-    if not around and (leading := _LEADING_ROUNDS.match(drawn.before)) and int(leading[1]) <= int(leading[2]):
-        around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
-    return [*around, drawn.counter]
 
 
 def _is_progress_report(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
@@ -367,8 +352,7 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the total number of steps and of epochs that the first lines of a log state, by unit (step, epoch). If the
-    lines state several totals of a unit, the first total counts."""
+    """Return the first totals of steps and of epochs that the first lines of a log state, by unit."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):
