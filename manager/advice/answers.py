@@ -1,8 +1,5 @@
-"""The work of the advisor process: it reads questions from its channel and sends answers.
-
-Answers omit unknown values. Separate threads answer slow questions (about sources and history) and query the language
-model.
-"""
+"""The work of the advisor process: it reads questions from its channel and sends answers. Separate threads answer slow
+questions (about sources and history) and query the language model."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 
@@ -23,8 +20,7 @@ from stoker.contexts.performance import PerformanceStore
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
 from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
-from stoker.manager.advice.judging import diagnose_failed_call
-from stoker.manager.advice.logs import Fault, Located
+from stoker.manager.advice.judging import Opinion, diagnose_failed_call
 from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, slowdown
 from stoker.manager.advice.source.agent import add_facts_from_model
@@ -60,7 +56,8 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers questions of a session. `endpoint`: a language model to ask if rules find no answer."""
+    """Answers questions of a session. `endpoint`: a language model to ask if rules find no answer. `learned`: the
+    latest request to the model to learn line formats."""
 
     def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder
@@ -70,7 +67,6 @@ class Advisor:
             self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
         self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
         self.learned: Future[None] | None = None
-        """Future of the latest request to the language model to learn line formats of logs."""
         self._followed: OrderedDict[tuple[int, int], _Followed] = OrderedDict()
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
@@ -80,33 +76,29 @@ class Advisor:
 
     def answer(self, question: AskAdvice) -> AdviceArrived | None:
         match question.about:
-            case OfContext():
-                return self._answer_about_context(question, question.about)
-            case OfFunction():
-                return self._answer_about_function(question, question.about)
-            case OfFailure():
-                return self._answer_about_failure(question, question.about, asks=False)
-            case OfPace():
-                return self._answer_about_pace(question, question.about)
+            case OfContext() as about:
+                return self._answer_about_context(question, about)
+            case OfFunction() as about:
+                return self._answer_about_function(question, about)
+            case OfFailure() as about:
+                return self._answer_about_failure(question, about)
+            case OfPace() as about:
+                return self._answer_about_pace(question, about)
 
     def needs_model_opinion(self, found: AdviceArrived | None) -> bool:
         verdict = found.advice if found is not None else None
         return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
 
     def answer_with_model_opinion(self, question: AskAdvice) -> AdviceArrived | None:
-        return (
-            self._answer_about_failure(question, question.about, asks=True)
-            if isinstance(question.about, OfFailure)
-            else None
-        )
+        assert isinstance(question.about, OfFailure)
+        assert self._endpoint is not None
+        return self._answer_about_failure(question, question.about, partial(second_opinion, endpoint=self._endpoint))
 
-    def _answer_about_failure(self, question: AskAdvice, about: OfFailure, *, asks: bool) -> AdviceArrived | None:
+    def _answer_about_failure(
+        self, question: AskAdvice, about: OfFailure, opinion: Opinion | None = None
+    ) -> AdviceArrived | None:
         fault = diagnose_failed_call(
-            question.said,
-            log=question.log,
-            start=question.start,
-            end=question.end,
-            opinion=self._ask_model_about_fault if asks else None,
+            question.said, log=question.log, start=question.start, end=question.end, opinion=opinion
         )
         if fault is None:
             return None
@@ -114,22 +106,16 @@ class Advisor:
         verdict = VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
         return AdviceArrived(about, verdict, "its log")
 
-    def _ask_model_about_fault(self, located: Located, fault: Fault) -> Fault:
-        return second_opinion(located, fault, self._endpoint) if self._endpoint is not None else fault
-
     def _answer_about_context(self, question: AskAdvice, about: OfContext) -> AdviceArrived | None:
         loader = self._extract_facts_of_source(about.recipe)
         if loader is None:
             return None
-        from stoker.manager.advice.estimating import (
-            estimate_context_loads,
-            history,
-        )  # NumPy is imported only when needed
+        from stoker.manager.advice import estimating  # NumPy is imported only when needed
 
-        history().remember(about.recipe, loader, name=question.name)
+        estimating.history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
             return None  # the manager uses these measurements directly
-        return _found(about, estimate_context_loads(self._store, loader, but=about.recipe))
+        return _found(about, estimating.estimate_context_loads(self._store, loader, but=about.recipe))
 
     def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
         measured = {
@@ -139,13 +125,13 @@ class Advisor:
         }
         function = self._extract_facts_of_source(about.function)
         if function is not None:
-            from stoker.manager.advice.estimating import history, merge_loader_facts, runs_of
+            from stoker.manager.advice import estimating
 
-            facts = merge_loader_facts(self._extract_facts_of_source(about.recipe), function)
+            facts = estimating.merge_loader_facts(self._extract_facts_of_source(about.recipe), function)
             name = question.name.rpartition(":")[2]
-            history().remember(about.recipe, facts, function=question.name, name=name)
+            estimating.history().remember(about.recipe, facts, function=question.name, name=name)
             if not measured:
-                return _found(about, runs_of(self._store, facts, but=(about.recipe, question.name)))
+                return _found(about, estimating.runs_of(self._store, facts))
         return AdviceArrived(about, CostAdvice(measured)) if measured else None
 
     def _extract_facts_of_source(self, key: str) -> WorkloadFacts | None:
@@ -153,17 +139,17 @@ class Advisor:
         if found is None:
             return None
         source, text = found
-        known = self._facts.get((key, source.text))
-        if known is None:
+        if (key, source.text) not in self._facts:
             entry, folders = SourceText(text, source.function, source.file), [source.folder] if source.folder else []
-            if self._endpoint is not None and folders:
-                log.info("the language model at %s reads %s", self._endpoint.name, source.function)
+            model = self._endpoint if folders else None
+            if model is not None:
+                log.info("the language model at %s reads %s", model.name, source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
-            facts = add_facts_from_model(entry, facts, folders=folders, model=self._endpoint if folders else None)
-            known = self._facts[key, source.text] = mask_secrets_in_facts(facts)
-            for note in known.notes:
+            facts = mask_secrets_in_facts(add_facts_from_model(entry, facts, folders=folders, model=model))
+            self._facts[key, source.text] = facts
+            for note in facts.notes:
                 log.info("the source of %s: %s", source.function, note)
-        return known
+        return self._facts[key, source.text]
 
     def _answer_about_pace(self, question: AskAdvice, about: OfPace) -> AdviceArrived | None:
         if not question.log:
@@ -202,25 +188,22 @@ class _Followed:
         if best is None or (slower is not None and slower < 0):
             self._best[progress.evaluates] = now, progress
         return PaceAdvice(
-            progress.done,
-            progress.total or 0.0,
-            progress.unit,
-            progress.rate_per_s or 0.0,
-            progress.seconds_left or 0.0,
-            max(0.0, slower or 0.0),
-            now - at,
-        )
+            progress.done, progress.total or 0.0, progress.unit, progress.rate_per_s or 0.0,
+            progress.seconds_left or 0.0, max(0.0, slower or 0.0), now - at,
+        )  # fmt: skip
 
 
 # ---- the channel
 
 
 def serve(session: str, channel: socket.socket) -> None:
+    """Answer questions until the manager closes the channel, then end the process."""
     folder = SessionFolder(session)
     keep_log(folder.path / "advisor.log")
     log.info("the advisor starts: pid %d", os.getpid())
     model = model_of(folder)
-    run_advisor_process(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
+    answer_until_closed(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
+    os._exit(0)  # do not wait for an answer of the language model
 
 
 def model_of(folder: SessionFolder) -> LanguageModel | None:
@@ -232,23 +215,13 @@ def model_of(folder: SessionFolder) -> LanguageModel | None:
     if named is None:
         return None
     return LanguageModel(
-        named.url,
-        named.model,
-        named.key_variable,
-        time_limit_s=float(named.time_limit_s),
-        token_budget=named.tokens,
-        session_budget=named.session_tokens,
-    )
+        named.url, named.model, named.key_variable, time_limit_s=float(named.time_limit_s),
+        token_budget=named.tokens, session_budget=named.session_tokens,
+    )  # fmt: skip
 
 
 _MOST_DOUBTED = 4
 """Maximum number of failures that wait for the language model's opinion."""
-
-
-def run_advisor_process(channel: socket.socket, advisor: Advisor) -> None:
-    """Answer questions until the manager closes the channel, then end the process."""
-    answer_until_closed(channel, advisor)
-    os._exit(0)  # do not wait for an answer of the language model
 
 
 def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
@@ -269,27 +242,23 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
             log.warning("a question cannot be read: %s", error)
             continue
         if isinstance(question.about, OfContext | OfFunction):
-            slow.submit(_answer, channel, advisor, question)
+            slow.submit(lambda asked: _send(channel, asked, _answer(advisor.answer, asked)), question)
             continue
-        found = _answer_or_none(advisor.answer, question)
+        found = _answer(advisor.answer, question)
         doubted = [each for each in doubted if not each.done()]
         if advisor.needs_model_opinion(found) and len(doubted) < _MOST_DOUBTED:
-            doubted.append(failures.submit(_send_answer_with_opinion, channel, advisor, question, found))
+            doubted.append(failures.submit(_send_with_opinion, channel, advisor, question, found))
         else:
             _send(channel, question, found)
 
 
-def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:
-    _send(channel, question, _answer_or_none(advisor.answer, question))
-
-
-def _send_answer_with_opinion(
+def _send_with_opinion(
     channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None
 ) -> None:
-    _send(channel, question, _answer_or_none(advisor.answer_with_model_opinion, question) or found)
+    _send(channel, question, _answer(advisor.answer_with_model_opinion, question) or found)
 
 
-def _answer_or_none(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
+def _answer(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
     try:
         return answer(question)
     except ImportError as error:

@@ -1,8 +1,5 @@
-"""The endpoint of the language model that the advisor may ask.
-
-The endpoint is compatible with OpenAI's API. Each conversation has a time limit and a token budget; the session also
-has a token budget. Secrets are masked.
-"""
+"""The endpoint of the language model that the advisor may ask, compatible with OpenAI's API. Each conversation has a
+time limit and a token budget; the session also has a token budget. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _NO_SCHEMAS = frozenset({400, 422, 501})
 
 class LanguageModel(msgspec.Struct, frozen=True):
     """A model and the limits of one conversation. `url`: the part before `/chat/completions`. `key_variable`: the
-    environment variable that contains the API key, or empty. `session_budget`: tokens of all conversations."""
+    environment variable with the API key. `session_budget`: tokens of all conversations."""
 
     url: str
     model: str
@@ -54,22 +51,18 @@ class EndpointError(Exception):
 
 
 class ModelEndpoint:
-    """A model, and the tokens that the session has spent on it. Several threads may use an endpoint."""
+    """A model, and the tokens that the session has left for it. Several threads may use an endpoint."""
 
     def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
         self.clock = clock
         self.takes_schemas = True
-        self._spent = 0
+        self.tokens_left = model.session_budget
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
         return masked(self.model.url)
-
-    @property
-    def tokens_left(self) -> int:
-        return max(0, self.model.session_budget - self._spent)
 
     def models(self) -> list[str]:
         """Return the names of the endpoint's models. Raises EndpointError."""
@@ -81,7 +74,7 @@ class ModelEndpoint:
 
     def spend(self, tokens: int) -> None:
         with self._lock:
-            self._spent += tokens
+            self.tokens_left = max(0, self.tokens_left - tokens)
 
     def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:
         """Return the JSON object that answers one question. Raises EndpointError."""
@@ -107,8 +100,8 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's answer to the messages. `schema`: JSON schema of the answer, if the endpoint supports
-        schemas. Raises EndpointError."""
+        """Return the model's answer. `schema`: JSON schema of the answer, if the endpoint supports schemas. Raises
+        EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         most = min(_MOST_ANSWER_TOKENS, self._room(asked))
         sent = [{**message, "content": masked(message["content"])} for message in messages]
@@ -130,10 +123,9 @@ class Conversation:
         return text
 
     def _room(self, asked: int) -> int:
-        room = self._model.token_budget - self.tokens - asked
+        room, of_session = self._model.token_budget - self.tokens - asked, self._endpoint.tokens_left - asked
         if room <= 0:
             raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
-        of_session = self._endpoint.tokens_left - asked
         if of_session <= 0:
             raise EndpointError(f"the session's budget of {self._model.session_budget:,} tokens is spent")
         return min(room, of_session)

@@ -1,10 +1,8 @@
-"""Estimate the costs of a recipe without measurements from similar recipes (SchedMate §3.1).
-
-The costs are load time, run time, memory and pace (seconds per unit of work). If another recipe has equal normalised
-source, its measurements are the estimate. Otherwise measurements are scaled and averaged, weighted by similarity. The
-effect of each number in the code (for example time ~ steps^0.9) is fitted by weighted ridge regression on logarithms,
-with usual exponents as prior.
-"""
+"""Estimate the costs of a recipe without measurements from similar recipes (SchedMate §3.1). The costs are load time,
+run time, memory and pace (seconds per unit of work). If another recipe has equal normalised source, its measurements
+are the estimate. Otherwise measurements are scaled and averaged, weighted by similarity. The effect of each number in
+the code (for example time ~ steps^0.9) is fitted by weighted ridge regression on logarithms, with usual exponents as
+prior."""
 
 from __future__ import annotations
 
@@ -47,14 +45,10 @@ class MeasuredSample(msgspec.Struct, frozen=True):
     similarity: float
     numbers: dict[str, float] = {}
 
-    @property
-    def sound(self) -> bool:
-        return 0 < self.value < math.inf and 0 <= self.sd < math.inf
-
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """Effects of numbers in the code (such as steps) on a measured quantity. `exponents`: change of the quantity's
-    logarithm if a number doubles. `log_sd`: deviation of recipes from their estimates by other recipes."""
+    """Effects of numbers in the code (such as steps) on a measured quantity. `exponents`: change of its logarithm if a
+    number doubles. `log_sd`: deviation of recipes from their estimates by other recipes."""
 
     exponents: dict[str, float]
     ranges: dict[str, tuple[float, float]]
@@ -70,7 +64,7 @@ class FittedEffects(msgspec.Struct, frozen=True):
 
 
 def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
-    """Return the usual exponent of a named number. A batch size has the exponent 0 if items or epochs are counted."""
+    """Return the usual exponent of a named number. A batch size has no effect if items or epochs are counted."""
     if name == "batch_size":
         return 0.0 if any(other in numbers for other in _PER_ITEM) else 0.8
     if name in _COUNTED:
@@ -82,8 +76,8 @@ def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
 def fit_effects(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, width: float
 ) -> FittedEffects | None:
-    """Return the effects of the numbers that all samples and `numbers` contain, or None if there are too few samples
-    or differences. `width`: the drop in similarity that divides a sample's weight by e."""
+    """Return the effects of the numbers that all samples and `numbers` contain, or None with too few samples or
+    differences. `width`: the drop in similarity that divides a sample's weight by e."""
     if len(samples) < FEWEST_TO_FIT:
         return None
     names, x = _columns(samples, numbers)
@@ -111,15 +105,13 @@ def fit_effects(
 def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> tuple[list[str], Array]:
     shared = [name for name in numbers if all(name in sample.numbers for sample in samples)]
     shared.sort(key=lambda name: (name not in FIELDS, bool(_NUMBERED.fullmatch(name)), name))
-    kept, columns = list[str](), list[Array]()
+    kept: dict[str, Array] = {}
     for name in shared:
         column = np.array([math.log2(sample.numbers[name]) for sample in samples])
-        asked_differs = abs(math.log2(numbers[name]) - column).max() > 0.1
-        if not asked_differs or any(_are_collinear(column, other) for other in columns):
-            continue
-        kept.append(name)
-        columns.append(column)
-    return kept, np.stack(columns, axis=1) if columns else np.zeros((len(samples), 0))
+        differs = abs(math.log2(numbers[name]) - column).max() > 0.1
+        if differs and not any(_are_collinear(column, other) for other in kept.values()):
+            kept[name] = column
+    return [*kept], np.stack([*kept.values()], axis=1) if kept else np.zeros((len(samples), 0))
 
 
 def _are_collinear(first: Array, second: Array) -> bool:
@@ -138,8 +130,8 @@ _ONE_IN_TEN = 1.2816
 
 
 class ScatteredValue(msgspec.Struct, frozen=True):
-    """A log-normal quantity: median, 10th and 90th percentiles, and standard deviation of the logarithm, from `recipes`
-    recipes."""
+    """A log-normal quantity from `recipes` recipes: median, 10th and 90th percentiles, standard deviation of the
+    log."""
 
     median: float
     low: float
@@ -159,10 +151,8 @@ class ScatteredValue(msgspec.Struct, frozen=True):
 def estimate_from_samples(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int
 ) -> ScatteredValue | None:
-    """Return the distribution of a quantity from the first `most` samples (most similar first), or None without a
-    positive measurement. Effects of `numbers` are fitted on all samples.
-    """
-    samples = [sample for sample in samples if sample.sound]
+    """Return the distribution of a quantity from the first `most` samples (most similar first), or None without
+    samples. Effects of `numbers` are fitted on all samples."""
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:most]
     if not nearest:
@@ -205,19 +195,15 @@ Found = list[tuple[SimilarSource, Estimate]]
 
 class SimilarRecipe(msgspec.Struct, frozen=True):
     recipe: str
-    function: str
     name: str
     similarity: float
 
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device, in seconds and bytes. `why`: reasons for missing values.
+    """The cost of a recipe on one kind of device, in seconds and bytes. `pace_s`: seconds per unit of work, by gang
+    size. `from_loads`, `from_runs`: similar recipes for load time and memory, and for run time and pace, the most
+    similar first. `why`: reasons for missing values."""
 
-    `pace_s`: seconds per unit of work, by gang size. `from_loads`: similar recipes used for load time and memory.
-    `from_runs`: similar recipes used for run time and pace. Both list the most similar recipe first.
-    """
-
-    kind: str
     load_s: ScatteredValue | None = None
     resident_bytes: ScatteredValue | None = None
     peak_bytes: ScatteredValue | None = None
@@ -257,22 +243,20 @@ class Estimator:
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
         runs = self._measured(function, kind, why, "run_s", of_loaders=False)
         on_host = kind.startswith("cpu")
-        paces = dict[int, ScatteredValue]()
-        for size in sorted({size for _, e in runs for size in e.paces}):
-            values = [(e.paces[size].mean, e.paces[size].sd) if size in e.paces else _NONE for _, e in runs]
-            if (pace := _estimate_from_sources(runs, function, values)) is not None:
-                paces[size] = pace
-        measured = [e.functions.get(source.row.function) for source, e in runs]
-        run_s = [(each.mean, each.sd) if each is not None else _NONE for each in measured]
-        resident = [(float(e.resident_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
-        peak = [(float(e.peak_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
+        paces = {
+            size: _from_sources(runs, function, [e.paces.get(size) for _, e in runs])
+            for size in sorted({size for _, e in runs for size in e.paces})
+        }
+        resident = [Measured(float(e.resident_bytes if on_host else e.device_bytes)) for _, e in loads]
+        peak = [Measured(float(e.peak_bytes if on_host else e.device_bytes)) for _, e in loads]
+        load_s = [Measured(e.load_s + e.start_s, e.load_sd) for _, e in loads]
+        run_s = [e.functions.get(source.row.function) for source, e in runs]
         return RetrievedEstimate(
-            kind=kind,
-            load_s=_estimate_from_sources(loads, loader, [(e.load_s + e.start_s, e.load_sd) for _, e in loads]),
-            resident_bytes=_estimate_from_sources(loads, loader, resident),
-            peak_bytes=_estimate_from_sources(loads, loader, peak),
-            run_s=_estimate_from_sources(runs, function, run_s),
-            pace_s=paces,
+            load_s=_from_sources(loads, loader, load_s),
+            resident_bytes=_from_sources(loads, loader, resident),
+            peak_bytes=_from_sources(loads, loader, peak),
+            run_s=_from_sources(runs, function, run_s),
+            pace_s={size: pace for size, pace in paces.items() if pace is not None},
             from_loads=_named(loads),
             from_runs=_named(runs),
             why=why,
@@ -282,23 +266,16 @@ class Estimator:
         self, facts: WorkloadFacts | None, kind: str, why: dict[str, str], what: str, *, of_loaders: bool
     ) -> Found:
         if facts is None or not (facts.text or facts.known_facts()):
-            notes = f": {facts.notes[0]}" if facts is not None and facts.notes else ""
-            why[what] = f"the source is not known{notes}"
+            why[what] = ": ".join(["the source is not known", *(facts.notes[:1] if facts is not None else ())])
             return []
         similar = self._similar.most_similar(facts, of_loaders=of_loaders, threshold=THRESHOLD)
-        known = dict[str, Estimate | None]()
         found: Found = []
         for source in similar[:_MOST_LOOKED_UP]:
-            row = source.row
-            if row.recipe not in known:
-                known[row.recipe] = self._estimates_of(row.recipe).get(kind)
-            estimate = known[row.recipe]
-            if estimate is None:
+            estimate = self._estimates_of(source.row.recipe).get(kind)
+            if estimate is None or len(found) == _WIDER:
                 continue
-            if estimate.loads > 0 if of_loaders else row.function in estimate.functions or estimate.paces:
+            if estimate.loads > 0 if of_loaders else source.row.function in estimate.functions or estimate.paces:
                 found.append((source, estimate))
-            if len(found) == _WIDER:
-                break
         if not similar:
             why[what] = f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
         elif not found:
@@ -306,23 +283,19 @@ class Estimator:
         return found
 
 
-_NONE = (0.0, 0.0)
-
-
-def _estimate_from_sources(
-    found: Found, facts: WorkloadFacts | None, values: Sequence[tuple[float, float]]
+def _from_sources(
+    found: Found, facts: WorkloadFacts | None, values: Sequence[Measured | None]
 ) -> ScatteredValue | None:
     samples = [
-        MeasuredSample(value, sd, source.similarity, numbers_of(source.row.facts))
-        for (source, _), (value, sd) in zip(found, values, strict=True)
-        if value > 0
+        MeasuredSample(value.mean, value.sd, source.similarity, numbers_of(source.row.facts))
+        for (source, _), value in zip(found, values, strict=True)
+        if value is not None and value.mean > 0
     ]
     return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
 
 
 def _named(found: Found) -> tuple[SimilarRecipe, ...]:
-    rows = [(source.row, source.similarity) for source, _ in found[:MOST_SIMILAR]]
-    return tuple(SimilarRecipe(row.recipe, row.function, row.name, similarity) for row, similarity in rows)
+    return tuple(SimilarRecipe(each.row.recipe, each.row.name, each.similarity) for each, _ in found[:MOST_SIMILAR])
 
 
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
@@ -349,7 +322,7 @@ SAME = 0.995
 """Minimum similarity at which the memory of one recipe is trusted."""
 _NARROW = 1.5
 _MANY = 5
-"""Minimum number of less similar recipes whose memory is trusted, if they agree within `_NARROW`."""
+"""Number of less similar recipes whose memory is trusted, if they agree within `_NARROW`."""
 
 
 @cache
@@ -358,14 +331,14 @@ def history() -> SourceHistory:
 
 
 def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    estimates = _make_estimator(store, but=(but, None))
-    found = {kind: estimates.estimate(kind, loader=loader) for kind in store.kinds()}
+    estimator = _make_estimator(store, but=but)
+    found = {kind: estimator.estimate(kind, loader=loader) for kind in store.kinds()}
     return {kind: _load(each) for kind, each in found.items() if each.load_s is not None}
 
 
-def runs_of(store: PerformanceStore, function: WorkloadFacts, *, but: tuple[str, str]) -> dict[str, ContextAdvice]:
-    estimates = _make_estimator(store, but=but)
-    found = {kind: estimates.estimate(kind, function=function).run_s for kind in store.kinds()}
+def runs_of(store: PerformanceStore, function: WorkloadFacts) -> dict[str, ContextAdvice]:
+    estimator = _make_estimator(store, but="")
+    found = {kind: estimator.estimate(kind, function=function).run_s for kind in store.kinds()}
     return {kind: ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in found.items() if run is not None}
 
 
@@ -378,15 +351,8 @@ def _load(found: RetrievedEstimate) -> ContextAdvice:
     return advice if believed else msgspec.structs.replace(advice, resident_bytes=0, peak_bytes=0)
 
 
-def _make_estimator(store: PerformanceStore, *, but: tuple[str, str | None]) -> Estimator:
-    known: dict[str, dict[str, Estimate]] = {}
-
-    def estimates_of(recipe: str) -> dict[str, Estimate]:
-        if recipe not in known:
-            known[recipe] = {} if (recipe, None) == but else store.estimates(recipe)
-        return known[recipe]
-
-    return Estimator(history(), estimates_of)
+def _make_estimator(store: PerformanceStore, *, but: str) -> Estimator:
+    return Estimator(history(), cache(lambda recipe: {} if recipe == but else store.estimates(recipe)))
 
 
 # ---- for `stoker plan`
@@ -427,26 +393,24 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
     estimator = Estimator(history, store.estimates)
     for kind in store.kinds():
         found = estimator.estimate(kind, loader=loader, function=merge_loader_facts(loader, facts))
-        if found.run_s is None:
+        if (run := found.run_s) is None:
             why.append(f"on {kind}, {found.why.get('run_s', 'nothing was found')}")
             continue
-        load, run = found.load_s, found.run_s
         similar |= dict.fromkeys(f"{each.name} (similarity {each.similarity:.2f})" for each in found.from_runs)
+        advice = found.as_advice()
         by_kind[kind] = Estimate(
-            load_s=load.mean if load else 0.0,
-            load_sd=load.sd if load else 0.0,
-            loads=load.recipes if load else 0,
+            load_s=advice.load_s,
+            load_sd=advice.load_sd_s,
+            loads=found.load_s.recipes if found.load_s else 0,
             run_s=run.mean,
             run_sd=run.sd,
             runs=run.recipes,
             functions={function: Measured(mean=run.mean, sd=run.sd, most=run.high, count=run.recipes)},
             calls={function: run.recipes},
-            resident_bytes=int(found.resident_bytes.high) if found.resident_bytes else 0,
-            device_bytes=0 if kind.startswith("cpu") or not found.peak_bytes else int(found.peak_bytes.high),
+            resident_bytes=advice.resident_bytes,
+            device_bytes=0 if kind.startswith("cpu") else advice.peak_bytes,
         )
     if not by_kind:
-        raise ConfigError(
-            f"no function like {function} of {file} was measured yet"
-            f" ({'; '.join(why) or 'no call was measured'}); make a short run first"
-        )
+        reasons = "; ".join(why) or "no call was measured"
+        raise ConfigError(f"no function like {function} of {file} was measured yet ({reasons}); make a short run first")
     return EstimatedFunction(function, by_kind, tuple(similar))

@@ -219,8 +219,8 @@ class LineFormats:
         return None
 
     def take_unread_formats(self) -> list[tuple[str, list[ProgressLine]]]:
-        """Return the keys and lines of formats to ask the model about, the most frequent first. No format is returned more
-        than twice."""
+        """Return keys and lines of formats to ask the model about, the most frequent first. None is returned more than
+        twice."""
         found = sorted(self._unread.items(), key=lambda item: -len(item[1]))
         self._unread = {}
         asked = (each for each in found if len(each[1]) >= _REPEATED and self._claim_try_of_format(each[0]))

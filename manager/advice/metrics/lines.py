@@ -312,6 +312,7 @@ def _read(report: ProgressLine) -> LineMetrics | None:
         line_s=report.line_s,
         rank=report.rank,
         evaluates=evaluated or starts_an_evaluation(before),
+        learned=False,
         **{name: value for name, value in values.items() if name in LineMetrics.__struct_fields__},
     )
 

@@ -194,13 +194,14 @@ def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
 
 def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
     trained = [line for line in lines if not line.evaluates] or list(lines)
-    rates = {name: _median_of_field(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s")}
-    loss = _newest_loss(trained)
-    if loss is None and not any(rates.values()):
-        return None
-    return LoggedProgress(
-        done=0.0, unit="", whole=False, loss=loss, evaluates=lines[-1].evaluates, lines=len(lines), **rates
-    )
+    found = LoggedProgress(
+        done=0.0, unit="", whole=False, loss=_newest_loss(trained), evaluates=lines[-1].evaluates, lines=len(lines),
+        tokens_per_s=_median_of_field(trained, "tokens_per_s"),
+        samples_per_s=_median_of_field(trained, "samples_per_s"),
+        steps_per_s=_median_of_field(trained, "steps_per_s"),
+    )  # fmt: skip
+    known = (found.loss, found.tokens_per_s, found.samples_per_s, found.steps_per_s)
+    return found if any(each is not None for each in known) else None
 
 
 # ---- logs that grow
