@@ -20,12 +20,13 @@ from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, WorkloadFacts
 from stoker.manager.advice.source.reading import (
     Function,
     NotReadError,
+    OutOfBoundsError,
     OwnFolders,
     ReadingLimits,
     SourceModule,
     parsed,
 )
-from stoker.manager.advice.source.scan import OutOfBoundsError, Scanner
+from stoker.manager.advice.source.scan import Scanner
 from stoker.manager.advice.source.values import Known
 
 # ---- normalised source

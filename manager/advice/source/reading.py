@@ -41,6 +41,10 @@ class NotReadError(Exception):
     """A file could not be read. The text of the error contains the reason."""
 
 
+class OutOfBoundsError(Exception):
+    """The source code has more statements and expressions than the limit."""
+
+
 class OwnFolders:
     """Reads files in the user's folders. `texts`: the texts of the files that have been read, by real path."""
 
@@ -206,13 +210,15 @@ def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | Non
         left -= 1
         if left < 0 or depth > DEEPEST:
             raise ValueError(f"it has more than {MOST_VALUES} values or is deeper than {DEEPEST}")
-        value: Any = data if data is None or isinstance(data, str | int | float | bool) else str(data)
+        value: Any = data
         if isinstance(data, list):
             value = [known(each, depth + 1, line) for each in data]
         elif isinstance(data, dict):
             below = range(line, min(len(lines), line + _KEY_REACH_LINES))
             found = {str(key): next((at for at in below if str(key) in lines[at]), line) for key in data}
             value = {str(key): known(each, depth + 1, found[str(key)]) for key, each in data.items()}
+        elif data is not None and not isinstance(data, str | int | float | bool):
+            value = str(data)
         return Known(value, f"{shown}:{line + 1}")
 
     try:

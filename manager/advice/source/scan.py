@@ -20,6 +20,7 @@ from stoker.manager.advice.source.reading import (
     CONFIG_READERS,
     Function,
     NotReadError,
+    OutOfBoundsError,
     OwnCode,
     OwnFolders,
     Scope,
@@ -46,10 +47,6 @@ Values = Mapping[str, Known | None]
 _UNDECIDED = 0.85
 _PARSERS = frozenset({"parse_args", "parse_known_args", "parse_args_into_dataclasses"})
 _MODEL_BASES = ("Module", "PreTrainedModel", "Model")
-
-
-class OutOfBoundsError(Exception):
-    """The source code has more statements and expressions than the limit."""
 
 
 class Scanner:
@@ -147,7 +144,8 @@ class Scanner:
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
             if name and first is not None:  # _bind would record a loop variable as a setting
                 scope.names[name] = first.scaled(0.7)
-        self._run([*node.body, *node.orelse], scope)
+        self._run(node.body, scope)
+        self._run(node.orelse, scope)
 
     def _bind(self, target: ast.expr, value: Known | None, scope: Scope) -> None:
         match target:
