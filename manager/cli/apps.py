@@ -45,7 +45,7 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The setup.cfg of a source checkout. An installed Stoker does not have this file."""
+"""The setup.cfg of a source checkout, which an installed Stoker lacks."""
 
 
 def names(group: str) -> list[str]:
@@ -61,29 +61,27 @@ def load(group: str, name: str) -> Any:
     points = {point.value: point for point in _entry_points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
+    owners = {value: point.dist.name if point.dist else value.partition(".")[0] for value, point in points.items()}
     if len(points) > 1:
-        by = " and ".join(sorted(f"{_package_name_of_entry_point(point)} ({point.value})" for point in points.values()))
+        by = " and ".join(sorted(f"{owner} ({value})" for value, owner in owners.items()))
         raise StokerError(f"{name} is declared twice in {group}, by {by}; uninstall one of them")
-    [point] = points.values()
+    [(value, point)] = points.items()
     try:
         return point.load()
-    except ModuleNotFoundError as error:
-        missing = error.name or str(error)
-        if point.module == missing or point.module.startswith(f"{missing}."):
-            raise _import_error(name, point, error) from error
-        extra = ': pip install "stoker[models]"' if _package_name_of_entry_point(point) == "stoker" else ""
-        raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
     except Exception as error:  # importing a package may raise any error
-        raise _import_error(name, point, error) from error
+        missing = (error.name or str(error)) if isinstance(error, ModuleNotFoundError) else ""
+        if missing and point.module != missing and not point.module.startswith(f"{missing}."):
+            extra = ': pip install "stoker[models]"' if owners[value] == "stoker" else ""
+            raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
+        what = f"{name} cannot be imported ({value}, of the package {owners[value]})"
+        raise StokerError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def load_command(group: str, name: str) -> click.Command:
     found = load(group, name)
     if not isinstance(found, click.Command):
-        raise StokerError(
-            f"{name} in {group} leads to a {type(found).__name__}, not to a click command: put"
-            " @click.command() above the function"
-        )
+        fix = "put @click.command() above the function"
+        raise StokerError(f"{name} in {group} leads to a {type(found).__name__}, not to a click command: {fix}")
     return found
 
 
@@ -98,17 +96,6 @@ def _entry_points(group: str) -> Iterable[EntryPoint]:
     own = [EntryPoint(name.strip(), value.strip(), group) for name, value in pairs]
     there = {(point.name, point.value) for point in found}
     return [*found, *(point for point in own if (point.name, point.value) not in there)]
-
-
-def _import_error(name: str, point: EntryPoint, error: Exception) -> StokerError:
-    return StokerError(
-        f"{name} cannot be imported ({point.value}, of the package {_package_name_of_entry_point(point)}):"
-        f" {type(error).__name__}: {error}"
-    )
-
-
-def _package_name_of_entry_point(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value.partition(".")[0]
 
 
 # ---- programs of the user
@@ -232,7 +219,6 @@ def add_session_option(command: click.Command) -> click.Command:
 
 
 def _program_command(path: Path) -> click.Command:
-
     @click.command(
         str(path), add_help_option=False, context_settings={"ignore_unknown_options": True}, help=f"Run {path}."
     )

@@ -1,6 +1,5 @@
-"""Send questions to a session's manager as an observer. An observer is a client that submits no calls and does not keep
-the session alive. The frames of an observer have no numbers (see `protocol.wire`), so the observer repeats a question
-if the connection is lost."""
+"""Ask a session's manager as an observer: a client that submits no calls and does not keep the session alive. The
+frames of an observer have no numbers (see `protocol.wire`), so it repeats a question if the connection is lost."""
 
 from __future__ import annotations
 
@@ -161,10 +160,10 @@ def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)
-    where = f"its manager ({holder})" if holder is not None else "its manager"
+    who = f"its manager ({holder})" if holder is not None else "its manager"
     return (
-        ". Use the version of Stoker that started the session. If that is no longer installed, kill"
-        f" {where} by hand, then run `stoker down {file.session}` to end the rest"
+        f". Use the version of Stoker that started the session. If that is no longer installed, kill {who} by hand,"
+        f" then run `stoker down {file.session}` to end the rest"
     )
 
 

@@ -20,14 +20,14 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Time limit of a job in seconds. The limit is short because shorter jobs start sooner."""
+"""Time limit of a job in seconds; shorter jobs start sooner."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores, and bytes of memory, that a pilot requests per GPU if the sizes of the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
 """Bytes of memory for a pilot without a GPU, enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""A node's memory counts as unknown up to this many bytes. Slurm reports 1 MiB if no memory is configured."""
+"""A node's memory is unknown up to this many bytes. Slurm reports 1 MiB if no memory is configured."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
@@ -53,8 +53,7 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the best partition. Prefer partitions with GPUs, then preemptible partitions, because a lost pilot costs
-    little."""
+    """Return the best partition: with GPUs, then preemptible, because a lost pilot costs little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -63,19 +62,15 @@ def choose(slurm: Slurm) -> Partition | None:
 
 
 def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
-    if named and named not in [each.name for each in slurm.partitions]:
+    chosen = next((each for each in slurm.partitions if each.name == named), None) if named else choose(slurm)
+    if named and chosen is None:
         there = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
         raise ConfigError(f"there is no partition {named}; known partitions: {there}", key="partition")
-    chosen = next((each for each in slurm.partitions if each.name == named), None) if named else choose(slurm)
-    name = chosen.name if chosen else "slurm"
-    lines = [*_head(around, name, f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
+    lines = [*_head(around, chosen.name if chosen else "slurm", f"Slurm {slurm.version}"), 'kind = "slurm"']
     if chosen is None:
         why = f"its partitions could not be listed ({slurm.trouble})" if slurm.trouble else "it shows no partition"
-        return Draft(
-            _text([*lines, '# partition = "NAME"']),
-            "Slurm",
-            (f"Slurm is here, but {why}: write a partition into the file",),
-        )
+        reason = f"Slurm is here, but {why}: write a partition into the file"
+        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (reason,))
     others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
     facts = ["it has GPUs"] if chosen.gpus else []
     if slurm.is_preemptible(chosen):
@@ -86,12 +81,10 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     if slurm.accounts:
         first, *more = slurm.accounts
         lines.append(_line("account", first, f"also: {', '.join(more)}" if more else "your only account"))
-        reasons.append(
-            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only account"
-        )
-    walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
-    allowed = f"the partition allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "the partition has no limit"
-    lines.append(_line("walltime", _format_duration(walltime_s), f"{allowed}; shorter jobs start sooner"))
+        reasons.append(f"account {first}: {'the first that Slurm has for you' if more else 'your only account'}")
+    limit = f"allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "has no limit"
+    walltime = _format_duration(min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S))
+    lines.append(_line("walltime", walltime, f"the partition {limit}; shorter jobs start sooner"))
     if chosen.gpus:
         each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
         kinds = [gpus for gpus in chosen.gpus if gpus.type]
@@ -100,13 +93,11 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
         reasons.append("gpus: one per job, of any kind; small jobs start sooner")
     else:
         reasons.append("no GPUs: pilots run on CPU cores")
-    cores, memory = chosen.share
     known = chosen.memory_bytes > _NO_MEMORY
     has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
-    lines += _core_and_memory_lines(cores, memory, has, gpus=bool(chosen.gpus))
-    reasons.append(_explain_job_size(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
-    size = None if chosen.gpus else (cores, memory)
-    lines += ["", *_pilot(around, cpu=size), *_session(around, reasons)]
+    smallest = "the smallest node" if has else ""
+    _add_size(lines, reasons, *chosen.share, has, smallest, gpus=bool(chosen.gpus))
+    lines += _pilot_and_session(around, reasons, cpu=None if chosen.gpus else chosen.share)
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
 
 
@@ -115,7 +106,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
     if named and around.queues and named not in around.queues:
         raise ConfigError(f"there is no queue {named}; known queues: {', '.join(around.queues)}", key="queue")
     queue = named or (around.queues[0] if around.queues else "")
-    lines = [*_head(around, kind, f"{around.command}"), "", "[provider]", f'kind = "{kind}"']
+    lines = [*_head(around, kind, around.command), f'kind = "{kind}"']
     reasons = [f"{kind}: {around.command} is on PATH"]
     if around.kind is ProviderKind.CONDOR:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
@@ -135,16 +126,15 @@ def _queue(around: HostFacts, named: str) -> Draft:
         lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
         reasons.append("gpus: no machine of the pool has GPUs")
     cores, memory, has = _share(around.nodes)
-    lines += _core_and_memory_lines(cores, memory, has, gpus=has_gpus)
     smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
-    reasons.append(_explain_job_size(cores, memory, smallest, gpus=has_gpus))
-    lines += ["", *_pilot(around, cpu=None if has_gpus else (cores, memory)), *_session(around, reasons)]
+    _add_size(lines, reasons, cores, memory, has, smallest, gpus=has_gpus)
+    lines += _pilot_and_session(around, reasons, cpu=None if has_gpus else (cores, memory))
     return Draft(_text(lines), kind, tuple(reasons))
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return the cores and the memory of a pilot, and a comment for the site file. If machines have GPUs, a pilot gets
-    the cores and memory per GPU of the smallest machine. Otherwise a pilot gets the whole smallest machine."""
+    """Return the cores and the memory of a pilot, and a comment: the part of a GPU on the smallest machine with GPUs,
+    or the whole smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -154,45 +144,42 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
     return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
 
 
-def _core_and_memory_lines(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
+def _add_size(
+    lines: list[str], reasons: list[str], cores: int, memory: int, has: str, smallest: str, *, gpus: bool
+) -> None:
     part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
-    lines = [_with_comment(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
+    lines.append(_with_comment(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}"))
+    size = f"{cores} cores"
     if memory > _NO_MEMORY:
-        lines.append(_line("memory", _format_memory(memory), "for loading models and caching their files"))
+        shown = f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
+        lines.append(_line("memory", shown, "for loading models and caching their files"))
+        size += f" and {shown}"
     else:
         lines.append(_with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
-    return lines
-
-
-def _format_memory(memory: int) -> str:
-    return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
-
-
-def _explain_job_size(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    size = f" and {_format_memory(memory)}" if memory > _NO_MEMORY else ""
-    if not smallest:
-        return f"{cores} cores{size}: a guess, because the machines are not known; change it"
-    return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
+    known = f"{'the part of one GPU' if gpus else 'most'} of {smallest}"
+    reasons.append(f"{size}: {known if smallest else 'a guess, because the machines are not known; change it'}")
 
 
 def _local(around: HostFacts) -> Draft:
-    lines = [*_head(around, "local", "no batch system"), "", "[provider]", 'kind = "local"']
-    lines += [
+    lines = [
+        *_head(around, "local", "no batch system"),
+        'kind = "local"',
         "",
         "[pilot]",
         _with_comment('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
-        " " * _COMMENT_AT + '# also offers the spare cores, to contexts with kinds="cpu"',
+        _with_comment("", 'also offers the spare cores, to contexts with kinds="cpu"'),
     ]
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
 
 
 def _head(around: HostFacts, name: str, system: str) -> list[str]:
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:40] or "site"
-    return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{safe}"']
+    found = f"# {system} as user {around.user}, found by `stoker init` on {around.host}."
+    return [found, f'name = "{safe}"', "", "[provider]"]
 
 
-def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
-    lines = ["[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
+def _pilot_and_session(around: HostFacts, reasons: list[str], *, cpu: tuple[int, int] | None) -> list[str]:
+    lines = ["", "[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
         each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
@@ -201,22 +188,16 @@ def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
     place = local[0].path if local else "$TMPDIR"
     here = f"; here: {shown}" if shown else ""
-    return [*lines, _with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}")]
-
-
-def _session(around: HostFacts, reasons: list[str]) -> list[str]:
-    fast = around.fast_network
+    lines.append(_with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}"))
     if not around.home_shared:
-        reasons.append(
-            f"{around.home} does not look like a shared file system: if compute nodes do not see it, name a folder that"
-            " they see: stoker up --folder DIR"
-        )
-    if not fast:
+        why = f"{around.home} does not look like a shared file system: if compute nodes do not see it"
+        reasons.append(f"{why}, name a folder that they see: stoker up --folder DIR")
+    if not (fast := around.fast_network):
         reasons.append(f"pilots will reach this host at {around.reached_at}, the address of its name")
-        return []
+        return lines
     reasons.append(f"pilots will reach this host over {fast} ({around.networks[fast]})")
     known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
-    return ["", "[session]", _line("interface", fast, f"also: {known}")]
+    return [*lines, "", "[session]", _line("interface", fast, f"also: {known}")]
 
 
 def describe(slurm: Slurm, each: Partition) -> str:
@@ -269,12 +250,12 @@ def init(*, output: Path, partition: str) -> None:
 
 
 def render(made: Draft, *, output: Path) -> list[str]:
-    out = [f"wrote {output}: {made.headline}", ""]
-    out += [f"  {why}" for why in made.reasons]
-    out += [
+    return [
+        f"wrote {output}: {made.headline}",
+        "",
+        *(f"  {why}" for why in made.reasons),
         "",
         f"next: stoker up {output} --dry-run    print the exact submit script",
         f"      stoker doctor {output}          check the site file; --probe submits a one-minute pilot",
         f"      stoker up {output}",
     ]
-    return out

@@ -44,9 +44,8 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A Slurm partition. A value of 0 means unlimited or unknown. `cores`, `memory_bytes`: size of the smallest node.
-    `gpu_cores`, `gpu_memory_bytes`: default cores and memory per GPU. `most_memory_bytes`, `core_memory_bytes`: memory
-    limits per node and per core."""
+    """A Slurm partition. 0 means unlimited or unknown. `cores`, `memory_bytes`: size of the smallest node. `gpu_cores`,
+    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and per core."""
 
     name: str
     default: bool = False
@@ -64,9 +63,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """The cores and the bytes of memory for a pilot: the part of the smallest node that belongs to one GPU, or the
-        whole node if the node has no GPUs. The memory is within the limits of the partition.
-        """
+        """The cores and the bytes of memory for a pilot: the part of the smallest node that belongs to one GPU, or else
+        the whole node, within the limits of the partition."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
@@ -79,7 +77,8 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """Facts about a Slurm cluster. `preempts`: True if jobs of one partition can preempt jobs of another partition."""
+    """Facts about a Slurm cluster. `preempts`: jobs of one partition can preempt jobs of another. `trouble`: the first
+    error of Slurm's commands."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -93,7 +92,7 @@ class Slurm(msgspec.Struct, frozen=True):
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Return the facts about the cluster that Slurm's commands print. `trouble` of the result is the first error."""
+    """Return the facts about the cluster that Slurm's commands print."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -115,8 +114,8 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str, shown: str) -> list[Partition]:
-    """Return the partitions that are up. `text`: output of `sinfo`, with one line per kind of node. `shown`: output of
-    `scontrol show partition --oneliner`."""
+    """Return the partitions that are up, from the outputs of `sinfo` (one line per kind of node) and of `scontrol show
+    partition --oneliner`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -155,24 +154,19 @@ def read_partitions(text: str, shown: str) -> list[Partition]:
 
 
 def read_gres(text: str) -> list[tuple[str, int]]:
-    """Return the types and numbers of GPUs in a Slurm GRES text, such as `gpu:a10:2(S:0-1),gpu:titanx:1`."""
+    """Return the types and numbers of GPUs in a GRES text, such as `gpu:a10:2(S:0-1),gpu:titanx:1`."""
     return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
 
 
 def parse_time_limit(text: str) -> float:
-    """Return the seconds of a Slurm time limit, such as `1-00:00:00`, `4:00:00`, `30:00` or `30`. Return 0 for
-    `infinite` and `n/a`.
-    """
+    """Return the seconds of a time limit, such as `1-00:00:00`, `4:00:00` or `30`; 0 for `infinite` and `n/a`."""
     found = _DAYS.fullmatch(text.strip())
     if not found:
         return 0.0
     parts = [int(part) for part in found["rest"].split(":")]
-    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:  # minutes[:seconds]
-        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    # days-hours[:minutes[:seconds]], hours:minutes:seconds, or minutes[:seconds]
+    parts = parts if found["days"] is not None or len(parts) == 3 else [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
     return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
@@ -193,12 +187,12 @@ _SUBMITS = (
     (ProviderKind.PBS, "qsub"),
     (ProviderKind.KUBERNETES, "kubectl"),
 )
-"""Commands that identify batch systems, in the order of preference. Grid Engine and PBS both have `qsub`, but only Grid
-Engine has `qconf`."""
+"""Commands that identify batch systems, in the order of preference. Only Grid Engine has `qconf`; PBS has `qsub`,
+too."""
 _CONTEXT = ("kubectl", "config", "current-context")
-"""Command that fails if `kubectl` has no cluster. Many machines have `kubectl` without a cluster."""
+"""Command that fails if `kubectl` has no cluster."""
 IMAGE = "IMAGE"
-"""Placeholder that `stoker init` writes for Kubernetes instead of a container image."""
+"""Placeholder of `stoker init` for the container image."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
@@ -218,9 +212,7 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of the HTCondor pool. If `user_domain` differs from the user domain of this host, the machine runs jobs
-    as other users.
-    """
+    """A machine of the HTCondor pool. If its `user_domain` is not this host's, the machine runs jobs as other users."""
 
     cores: int
     memory_bytes: int
@@ -248,7 +240,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """The name of a fast network interface of this host (such as InfiniBand), or empty if there is none."""
+        """The name of a fast network interface (such as InfiniBand), or empty."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
@@ -258,12 +250,11 @@ def inspect_host() -> HostFacts:
     found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _output_or_empty(run, _CONTEXT)]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
-    kind, command = found[0] if found else (ProviderKind.LOCAL, "")
-    slurm = ask(run) if kind is ProviderKind.SLURM else None
+    slurm = ask(run) if found and found[0][0] is ProviderKind.SLURM else None
     if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm does not answer, so use the next system
-        found = [*found[1:], found[0]]
-        kind, command = found[0]
-        slurm = None
+        found, slurm = [*found[1:], found[0]], None
+    kind, command = found[0] if found else (ProviderKind.LOCAL, "")
+    is_condor = kind is ProviderKind.CONDOR
     return HostFacts(
         host=os.uname().nodename,
         user=getpass.getuser(),
@@ -272,10 +263,8 @@ def inspect_host() -> HostFacts:
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
         queues=tuple(read_queues(_output_or_empty(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
-        nodes=tuple(parse_condor_nodes(_output_or_empty(run, _NODES))) if kind is ProviderKind.CONDOR else (),
-        user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip()
-        if kind is ProviderKind.CONDOR
-        else "",
+        nodes=tuple(parse_condor_nodes(_output_or_empty(run, _NODES))) if is_condor else (),
+        user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip() if is_condor else "",
         networks=interfaces.networks(),
         reached_at=interfaces.resolve(interfaces.AUTO),
         home=str(state_folder()),
@@ -286,11 +275,8 @@ def inspect_host() -> HostFacts:
 
 def is_shared(path: Path) -> bool:
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
-    return file_system(path, mounts).startswith(_NETWORK_FILES)
-
-
-def file_system(path: Path, mounts: Mapping[str, str]) -> str:
-    return next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
+    mounted = next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
+    return mounted.startswith(_NETWORK_FILES)
 
 
 def scratch_places() -> list[ScratchPlace]:
@@ -312,9 +298,7 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
 
 
 def parse_condor_nodes(text: str) -> list[Node]:
-    """Return the machines in the output of `condor_status -af`. Each line has cores, MiB of memory, GPUs and user
-    domain.
-    """
+    """Return the machines in the output of `condor_status -af`: cores, MiB of memory, GPUs and user domain."""
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
@@ -328,8 +312,7 @@ _NODES = (
     "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-"""Command that lists the slots of the HTCondor pool. With `-startd`, HTCondor 25 would list daemons, which do not have
-these attributes."""
+"""Command that lists the slots of the HTCondor pool. With `-startd`, HTCondor 25 would list daemons instead."""
 
 
 def _output_or_empty(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
