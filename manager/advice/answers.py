@@ -1,5 +1,5 @@
-"""The work of the advisor process: it reads questions from its channel and sends answers. Separate threads answer slow
-questions (about sources and history) and query the language model."""
+"""The work of the advisor process: it reads questions from its channel and sends answers. Threads answer slow
+questions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers questions of a session. `endpoint`: a language model to ask if rules find no answer. `learned`: the
-    latest request to the model to learn line formats."""
+    """Answers questions of a session. `learned`: the latest request to the model to learn line formats."""
 
     def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder

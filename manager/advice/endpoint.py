@@ -1,5 +1,5 @@
-"""The endpoint of the language model that the advisor may ask, compatible with OpenAI's API. Each conversation has a
-time limit and a token budget; the session also has a token budget. Secrets are masked."""
+"""The language model that the advisor may ask, at an endpoint compatible with OpenAI's API, within limits of time and
+tokens. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NO_SCHEMAS = frozenset({400, 422, 501})
 
 
 class LanguageModel(msgspec.Struct, frozen=True):
-    """A model and the limits of one conversation. `url`: the part before `/chat/completions`. `key_variable`: the
-    environment variable with the API key. `session_budget`: tokens of all conversations."""
+    """A model and the limits of one conversation. `key_variable`: the environment variable with the API key.
+    `session_budget`: tokens of all conversations."""
 
     url: str
     model: str
@@ -51,7 +51,7 @@ class EndpointError(Exception):
 
 
 class ModelEndpoint:
-    """A model, and the tokens that the session has left for it. Several threads may use an endpoint."""
+    """A model, and the tokens that the session has left for it. Thread-safe."""
 
     def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
@@ -86,7 +86,7 @@ class ModelEndpoint:
 
 
 class Conversation:
-    """Questions that share a time limit and a token budget. Raises EndpointError if `httpx` is not installed."""
+    """Questions that share a time limit and a token budget. Needs `httpx`."""
 
     def __init__(self, endpoint: ModelEndpoint) -> None:
         self.turns = endpoint.model.turns
@@ -100,8 +100,7 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's answer. `schema`: JSON schema of the answer, if the endpoint supports schemas. Raises
-        EndpointError."""
+        """Return the model's answer, by a JSON schema if the endpoint supports schemas. Raises EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         most = min(_MOST_ANSWER_TOKENS, self._room(asked))
         sent = [{**message, "content": masked(message["content"])} for message in messages]

@@ -1,8 +1,7 @@
-"""Estimate the costs of a recipe without measurements from similar recipes (SchedMate §3.1). The costs are load time,
-run time, memory and pace (seconds per unit of work). If another recipe has equal normalised source, its measurements
-are the estimate. Otherwise measurements are scaled and averaged, weighted by similarity. The effect of each number in
-the code (for example time ~ steps^0.9) is fitted by weighted ridge regression on logarithms, with usual exponents as
-prior."""
+"""Estimate the costs of a recipe (load time, run time, memory, pace) from similar recipes (SchedMate §3.1). A recipe
+with equal normalised source is the estimate. Otherwise measurements are scaled and averaged, weighted by similarity.
+The effect of each number in the code (time ~ steps^0.9) is fitted by weighted ridge regression on logarithms, with
+usual exponents as prior."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ FEWEST_TO_FIT = 3
 _RIDGE = 1.0
 _MOST_SCALING = math.log(64)
 _MOST_EXTRAPOLATION = 2.0
-"""An effect is extrapolated by at most this many doublings beyond the measured range."""
+"""Doublings beyond the measured range up to which an effect is extrapolated."""
 _COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
 _PER_ITEM = ("items", "epochs")
 _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)
@@ -47,8 +46,8 @@ class MeasuredSample(msgspec.Struct, frozen=True):
 
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """Effects of numbers in the code (such as steps) on a measured quantity. `exponents`: change of its logarithm if a
-    number doubles. `log_sd`: deviation of recipes from their estimates by other recipes."""
+    """Effects of numbers in the code (such as steps) on a quantity. `exponents`: change of its logarithm if a number
+    doubles. `log_sd`: error of recipes estimated by other recipes."""
 
     exponents: dict[str, float]
     ranges: dict[str, tuple[float, float]]
@@ -64,7 +63,7 @@ class FittedEffects(msgspec.Struct, frozen=True):
 
 
 def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
-    """Return the usual exponent of a named number. A batch size has no effect if items or epochs are counted."""
+    """Return the usual exponent of a named number: 0 for a batch size if items or epochs are counted."""
     if name == "batch_size":
         return 0.0 if any(other in numbers for other in _PER_ITEM) else 0.8
     if name in _COUNTED:
@@ -76,8 +75,8 @@ def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
 def fit_effects(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, width: float
 ) -> FittedEffects | None:
-    """Return the effects of the numbers that all samples and `numbers` contain, or None with too few samples or
-    differences. `width`: the drop in similarity that divides a sample's weight by e."""
+    """Return the effects of the numbers that all samples and `numbers` contain, or None without enough samples.
+    `width`: the drop in similarity that divides a weight by e."""
     if len(samples) < FEWEST_TO_FIT:
         return None
     names, x = _columns(samples, numbers)
@@ -130,8 +129,7 @@ _ONE_IN_TEN = 1.2816
 
 
 class ScatteredValue(msgspec.Struct, frozen=True):
-    """A log-normal quantity from `recipes` recipes: median, 10th and 90th percentiles, standard deviation of the
-    log."""
+    """A log-normal quantity, with its 10th and 90th percentiles."""
 
     median: float
     low: float
@@ -151,8 +149,7 @@ class ScatteredValue(msgspec.Struct, frozen=True):
 def estimate_from_samples(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int
 ) -> ScatteredValue | None:
-    """Return the distribution of a quantity from the first `most` samples (most similar first), or None without
-    samples. Effects of `numbers` are fitted on all samples."""
+    """Return the distribution of a quantity from the first `most` samples, most similar first."""
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:most]
     if not nearest:
@@ -201,8 +198,7 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one kind of device, in seconds and bytes. `pace_s`: seconds per unit of work, by gang
-    size. `from_loads`, `from_runs`: similar recipes for load time and memory, and for run time and pace, the most
-    similar first. `why`: reasons for missing values."""
+    size. `from_loads`, `from_runs`: the similar recipes. `why`: reasons for missing values."""
 
     load_s: ScatteredValue | None = None
     resident_bytes: ScatteredValue | None = None
@@ -237,8 +233,7 @@ class Estimator:
     def estimate(
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
     ) -> RetrievedEstimate:
-        """Return the estimate on a kind of device. `function`: the joined facts of the function and its loader
-        (`merge_loader_facts`)."""
+        """Return the estimate. `function`: the joined facts of the function and its loader (`merge_loader_facts`)."""
         why = dict[str, str]()
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
         runs = self._measured(function, kind, why, "run_s", of_loaders=False)
@@ -299,7 +294,7 @@ def _named(found: Found) -> tuple[SimilarRecipe, ...]:
 
 
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
-    """Return the facts of a function with its context's loader: the more certain fact of each field."""
+    """Return the more certain fact of each field, of a function and its context's loader."""
     if loader is None:
         return function
     known, own = loader.known_facts(), function.known_facts()
@@ -377,7 +372,7 @@ class EstimatedFunction:
 
 
 def estimated(file: Path, function: str, store: PerformanceStore, history: SourceHistory) -> EstimatedFunction:
-    """Return estimates for a function of a source file. Raises ConfigError with the reason if there are none."""
+    """Return estimates for a function of a source file. Raises ConfigError without estimates."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

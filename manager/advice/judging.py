@@ -28,7 +28,7 @@ MOST_BYTES = 16 << 20
 
 
 class LogPart(NamedTuple):
-    """A log, or lines of text in place of a log. `source`: displayed name. `start`, `end`: byte range in the log."""
+    """A log, or lines of text. `source`: displayed name. `start`, `end`: byte range."""
 
     source: str
     text: bytes = b""
@@ -55,7 +55,7 @@ class LogParts:
         self._blocks.close()
 
     def place(self, number: int) -> tuple[str, int]:
-        """Return the source of a line, and its number there, from 1 (0: not in a file, or unknown)."""
+        """Return the source of a line, and its number there, from 1 (0: unknown)."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
                 is_counted = part.path is not None and skipped >= 0
@@ -80,8 +80,8 @@ class LogParts:
 
 
 def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
-    """Return the file at the part's begin, the number of bytes to read, and the number of lines before (-1: unknown).
-    Return None for an unreadable or special file."""
+    """Return the file, the number of bytes to read, and the number of lines before (-1: unknown), or None for an
+    unreadable or special file."""
     assert part.path is not None
     with suppress(OSError, ValueError):
         file = os.fdopen(os.open(part.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
@@ -117,9 +117,9 @@ class ProofLine(msgspec.Struct, frozen=True):
 def diagnose_failed_call(
     said: str, *, log: str = "", start: int = 0, end: int = 0, opinion: Opinion | None = None
 ) -> Fault | None:
-    """Return the party at fault for a failed call or load. `said`: how the library ended, or a short form of the
-    exception with a line `at FILE:LINE in NAME` per frame of the user's code. `start`, `end`: the call's bytes in the
-    library's `log` (`end` 0: to its end). `opinion`: called for verdicts less certain than `DOUBTED`."""
+    """Return the party at fault for a failed call or load. `said`: how the library ended, or the exception with a line
+    `at FILE:LINE in NAME` per frame of the user's code. `start`, `end`: the call's bytes in the library's `log`.
+    `opinion`: called for doubted verdicts."""
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
     if said:
@@ -144,8 +144,8 @@ def log_part_of_exception(raised: str) -> LogPart:
 def judged(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault and the lines that show it, or None without a failure. `parts`: logs, oldest first. `said`: the
-    session's messages, which decide if they are more certain than the logs."""
+    """Return the fault and the lines that show it. `parts`: logs, oldest first. `said`: the session's messages, which
+    decide if they are more certain than the logs."""
     with closing(LogParts(parts)) as logs:
         located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
     by_log = classify(located, rules=rules) if located is not None else None

@@ -1,6 +1,6 @@
-"""Hide secrets in displayed texts. `masked` replaces secrets by `***`: by their format (tokens, private keys), their
-position (the password in a URL, an Authorization header), or the name before them (`password=`, `"api_key": `, `--token
-`). Numbers after such names stay (`max_token: 512`)."""
+"""Hide secrets in displayed texts: by their format (tokens, private keys), position (the password in a URL, an
+Authorization header), or the name before them (`password=`, `--token `). Numbers after such names stay (`max_token:
+512`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BY_NAME = re.compile(
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
 _LEAST = 6
-"""Minimum length of a secret after a command-line option or the name `token`. A shorter value is an ordinary word."""
+"""Minimum length of a secret after an option or the name `token`."""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 

@@ -1,7 +1,6 @@
 """Find the recipes of earlier sessions with the most similar source code, by cosine similarity (SchedMate §3.1, Similar
-Job Retrieval). A recipe's vector has 2 hashed blocks of length 1: its facts, and the terms of its normalised source
-code, weighted by TF-IDF. A number becomes a bell curve on a logarithmic scale, so 32 is similar to 48, but not to
-2,048."""
+Job Retrieval). A recipe's vector has 2 hashed blocks: its facts, and the terms of its normalised source code, weighted
+by TF-IDF. A number becomes a bell curve on a logarithmic scale, so 32 is similar to 48, but not to 2,048."""
 
 from __future__ import annotations
 
@@ -30,12 +29,11 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 Vector = npt.NDArray[np.float32]
 
 SHARE_OF_FACTS = 0.6
-"""Weight of the facts in the cosine similarity; the rest is the weight of the terms of the source."""
+"""Weight of the facts in the similarity; the rest is the weight of the source."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
-"""Width, in octaves, of a number's bell curve. The similarity of 2 numbers is 0.64 if one is twice the other, and 0.17
-if one is 4 times the other."""
+"""Width of a number's bell curve: the similarity is 0.64 at twice the number, and 0.17 at 4 times."""
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
 _TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
 _RENAMED = re.compile(r"[avg][0-9]+")
@@ -67,7 +65,7 @@ def terms_of_text(text: str) -> Counter[str]:
 
 
 def hash_terms_to_vector(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
-    """Return the terms as a sparse vector: positions and values. Collisions are rare, and signs are random."""
+    """Return the terms as a sparse vector (positions and values) with random signs."""
     codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
     signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
     places = np.array([code & ((1 << _BITS) - 1) for code in codes], np.int64)
@@ -110,8 +108,7 @@ def _add_number_terms(terms: dict[str, float], name: str, number: float) -> None
 
 
 def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """Add the text of a fact as a whole and split into words and numbers, so names of 2 sizes of one model are
-    similar."""
+    """Add a text as a whole and in pieces, so names of 2 sizes of one model are similar."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))
@@ -151,16 +148,15 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """Stores the facts of recipes and functions in one SQLite file. A failing disk raises no exception. A damaged file
-    is replaced."""
+    """Stores the facts of recipes and functions in one SQLite file. A failing disk raises nothing."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Store the facts of a recipe's loader, or of a `function` (its key in the measurements, or its name) together
-        with the loader. `name`: the displayed name."""
+        """Store the facts of a recipe's loader, or of a `function` (its key in the measurements) together with the
+        loader."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 

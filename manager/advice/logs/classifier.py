@@ -1,8 +1,7 @@
-"""Find the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model). The
-most certain matching row of `failures.py` decides; early lines count most. If no row matches, a learned scorer decides,
-but a plain Python exception from the user's code is the user's fault. The scorer is logistic regression over
-vocabularies, errno, and the exception's family and owner; `python -m benchmarks.papers.schedmate train` creates
-`scorer.json`. A login node needs no NumPy for it."""
+"""Find the party at fault for a located failure (SchedMate §3.3, failure classification). The most certain matching row
+of `failures.py` decides; early lines count most. If no row matches, a learned scorer decides (logistic regression over
+vocabularies, errno, and the exception's family and owner, from `python -m benchmarks.papers.schedmate train`), but a
+plain Python exception from the user's code is the user's fault."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from stoker.manager.advice.logs.reading import RANK_MARK
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learned scorer: its training data, the weights by kind of fault and feature, and the biases."""
+    """A learned scorer: its training data, weights by kind and feature, and biases."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
@@ -106,7 +105,7 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
 
 def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
     """Return the most certain matching row, its certainty and its line. Secondary rows count only if the failure begins
-    with a secondary row."""
+    with one."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
@@ -157,7 +156,7 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""Maximum number of lines between the first line of a failure and its traceback."""
+"""Maximum distance between the first line of a failure and its traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
@@ -202,7 +201,7 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
 
 
 def _fields_of(line: str) -> Iterator[str]:
-    """Yield the vocabularies of each word of a line. A capital begins a word: `ncclSystemError` contains "system"."""
+    """Yield the vocabularies of each word. A capital begins a word: `ncclSystemError` contains "system"."""
     for word in _WORD.findall(_PATH.sub(" ", line)):
         lower = word.lower()
         if len(lower) > 1 and lower not in _COMMON:
@@ -294,7 +293,7 @@ _FIELDS = {
     "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
-"""The vocabularies of subsystems. A word may be in several vocabularies."""
+"""The vocabularies of subsystems."""
 _FIELDS_OF: dict[str, list[str]] = {}
 for _field, _vocabulary in _FIELDS.items():
     for _word in _vocabulary.split():

@@ -1,8 +1,7 @@
-"""The table of failures: texts of logs, exceptions and sessions, the party at fault, and the remedy. `sure` is the
-share of correct verdicts if a log contains only this text. A `secondary` row describes messages of other ranks after
-one rank's death, and counts only if no other row matches. A text with several causes needs `besides` or `unless`:
-patterns for the surrounding lines. The texts are those of CUDA, NVML, the kernel's XID log, NCCL, Gloo, PyTorch,
-errno(3), Linux, Slurm, HTCondor and Open MPI."""
+"""The table of failures: texts of logs, exceptions and sessions (of CUDA, NCCL, PyTorch, errno(3), Linux, Slurm,
+HTCondor, Open MPI and others), the party at fault, and the remedy. `sure` is the share of correct verdicts if a log
+contains only this text. A `secondary` row describes messages of other ranks after one rank's death. A text with several
+causes needs `besides` or `unless`."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from stoker.manager.advice.logs.reading import compile_lowercase_pattern
 
 
 class FaultKind(enum.Enum):
-    """The party at fault (SchedMate §3.3, after Acme's taxonomy): hardware, networks, nodes, batch systems and other
-    users of a device; incompatible packages; or the program, its data, settings and requests."""
+    """The party at fault (SchedMate §3.3, after Acme's taxonomy): nodes, networks, devices and batch systems;
+    incompatible packages; or the program, its data and settings."""
 
     INFRASTRUCTURE = "infrastructure"
     FRAMEWORK = "framework"
@@ -30,8 +29,8 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Located(msgspec.Struct, frozen=True):
-    """The first relevant lines of a log: the failure's first line, the lines around it, its error lines (one per kind
-    of message), and its first complete traceback."""
+    """The first relevant lines of a log. `signs`: error lines, one per kind of message. `traceback`: the first complete
+    one."""
 
     first: LogLine
     before: tuple[LogLine, ...] = ()
@@ -46,8 +45,7 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The party at fault. `component`: for example `gpu`, `network`, `code`. `sure`: certainty from 0 to 1. `proof`:
-    lines that show the fault, with masked secrets."""
+    """The party at fault. `component`: for example `gpu`, `network`, `code`. `proof`: lines that show the fault."""
 
     kind: FaultKind
     component: str
@@ -63,7 +61,7 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
 
 class FaultRule(msgspec.Struct, frozen=True, dict=True):
-    """A row of the table of failures. The lines around a match must match `besides`, and must not match `unless`."""
+    """A row of the table. The lines around a match must match `besides`, and must not match `unless`."""
 
     kind: FaultKind
     component: str

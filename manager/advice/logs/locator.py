@@ -50,8 +50,8 @@ _SEVERAL = 3
 
 @dataclass(eq=False, slots=True)
 class BadLine:
-    """The first of the bad lines that differ only in digits. `count`: number of these lines. `overcome`: True if the
-    next lines of the log announce that the program continues."""
+    """The first of the bad lines that differ only in digits. `overcome`: the next lines announce that the program
+    continues."""
 
     number: int
     text: str
@@ -67,8 +67,8 @@ class BadLine:
 
     @property
     def rank(self) -> int:
-        """0: the line shows an independent failure. 2: it shows a consequence of another failure, according to the
-        rules or because several ranks print it. 3: the program survived the failure."""
+        """0: an independent failure. 2: a consequence of another failure, by the rules or because several ranks print
+        it. 3: survived."""
         if self.overcome:
             return _SECONDARY + 1
         follows = all(rule.secondary for rule in self.rules) if self.rules else self.count >= _SEVERAL
@@ -76,8 +76,8 @@ class BadLine:
 
 
 class Episode:
-    """A sequence of bad lines in a log. `overcome_after`: number of the last line that announced a retry or an
-    alternative. `open`: the tracebacks that are not complete."""
+    """A sequence of bad lines. `overcome_after`: the last line that announced a retry. `open`: incomplete
+    tracebacks."""
 
     def __init__(self, before: Iterable[tuple[int, bytes]]) -> None:
         self.window: list[tuple[int, bytes]] = list(before)
@@ -157,8 +157,7 @@ _WHOLE_LOOKS = 20_000
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
-    """Return the first relevant lines of a log, or None without a failure. Raises OSError if a path cannot be
-    opened."""
+    """Return the first relevant lines of a log, or None without a failure. Raises OSError."""
     scan = _Scan()
     scan.read(source)
     return scan.result(rules)

@@ -23,13 +23,13 @@ _DIGITS = b"0123456789"
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str | bytes]
-"""A log: a `Path`, the text, an open file or pipe, or an iterable of lines. A `str` is never a file name."""
+"""A `Path`, the text of a log, an open file or pipe, or lines. A `str` is never a file name."""
 
 
 class LineReader:
-    """Iterates once over the lines of a log, as bytes without NUL (so UTF-16 text becomes ASCII). Lines end at line
-    breaks and at carriage returns. Of a long line, the beginning and the end are kept. `number`: number of the last
-    line read, from 1. Raises OSError if a path cannot be opened; a later failure ends the iteration."""
+    """Iterates once over the lines of a log, without NUL bytes. Lines end at line breaks and carriage returns. Of a
+    long line, the beginning and the end are kept. `number`: of the last line read. Raises OSError if a path cannot be
+    opened; a later failure ends the iteration."""
 
     def __init__(self, source: LogSource) -> None:
         self.number = 0
@@ -76,8 +76,8 @@ def shown(line: bytes) -> str:
 
 
 def read_log_blocks(source: LogSource) -> Iterator[bytes]:
-    """Yield the log in blocks. Raises OSError if a path cannot be opened. A regular file is read up to its initial
-    size, because its program may write faster than this reader reads."""
+    """Yield the log in blocks; a regular file up to its initial size, because its program may write faster. Raises
+    OSError."""
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
             yield from _blocks_of_file(file, os.fstat(file.fileno()).st_size or sys.maxsize)
@@ -102,7 +102,7 @@ def _encode_if_text(text: str | bytes) -> bytes:
 
 
 def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
-    """Yield the shortened parts of a line. Of many parts that differ only in digits, yield one."""
+    """Yield the shortened parts of a line; of many that differ only in digits, one."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(remove_digits(line).split(b"\r"), parts, strict=True)).values())
@@ -116,7 +116,7 @@ _LETTERS = re.compile(r"\\.|[A-Z]+", re.DOTALL)
 
 
 def compile_lowercase_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return the pattern in lower case, except its classes (`\\S`), for a search in `line.lower()`."""
+    """Return the pattern in lower case, except its classes (`\\S`), for lower-case lines."""
     return re.compile(_LETTERS.sub(lambda hit: hit[0] if hit[0].startswith("\\") else hit[0].lower(), pattern), flags)
 
 
@@ -135,7 +135,7 @@ _STEMS = (
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
 ).split(b"|")
-"""Word stems. A line that contains none of these stems matches none of the patterns below."""
+"""A line without any of these word stems matches none of the patterns below."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -245,8 +245,8 @@ RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """A traceback that is being read; chained tracebacks count as one. `exceptions`: the line of each exception.
-    `marks_ranks`: True if each line begins with a rank's mark (`[rank3]: `), not with a time or nothing."""
+    """A traceback, or several chained ones, that is being read. `exceptions`: the line of each exception.
+    `marks_ranks`: each line begins with a rank's mark (`[rank3]: `)."""
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)

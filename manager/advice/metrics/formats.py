@@ -1,7 +1,6 @@
 """Formats of progress lines that the rules cannot read but a language model has explained (SchedMate §3.2). Lines that
-differ only in their numbers have the same *format*. For each format, the model says which number is which metric. A
-number counts only if exactly one number of the line equals it, and if the numbers at its position in other lines can be
-values of the metric."""
+differ only in their numbers have the same *format*. The model says which number is which metric. Exactly one number of
+the line must equal it, and the numbers at its position in other lines must be able to be values of the metric."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ _SCALE = re.compile(r"\s?([kKMG])(?![A-Za-z]{2})")
 
 
 class LineNumber(NamedTuple):
-    """A number in a line, and the factors of its unit: `seconds` for a duration, `scale` for a rate or count."""
+    """A number in a line, and the factors of its unit for a duration and for a rate or count."""
 
     value: float
     seconds: float = 1.0
@@ -122,8 +121,8 @@ class LineFormat(msgspec.Struct, frozen=True):
 
 
 def believed(answer: Mapping[str, object], lines: Sequence[Sequence[LineNumber]], *, shown: int) -> LineFormat:
-    """Return the places of the numbers that the model's `answer` names. `lines`: the numbers of several lines of the
-    format; the model has seen the line with the index `shown`."""
+    """Return the places of the numbers in the model's `answer`. `lines`: numbers of lines of the format; the model has
+    seen the line `shown`."""
     values = [each.value for each in lines[shown]]
     places = {}
     for name in METRICS:
@@ -173,8 +172,8 @@ _DROP = "DELETE FROM formats WHERE at < (SELECT at FROM formats ORDER BY at DESC
 
 
 class LineFormats:
-    """The formats that a session has learned, for one thread that reads lines and one that learns. `path`: SQLite file
-    with the formats of earlier sessions, by model. `rules`: reads the lines that need no learned format."""
+    """The formats that a session has learned; one thread reads, one learns. `path`: SQLite file with the formats of
+    earlier sessions. `rules`: reads lines that need no learned format."""
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class LineFormats:
                 continue
 
     def read(self, shown: str) -> LineMetrics | None:
-        """Return the metrics of a line, according to the rules or a learned format. Store other lines for
+        """Return the metrics of a line, by the rules or a learned format. Store other lines for
         `take_unread_formats`."""
         metrics = self._rules(shown)
         line = progress_line(shown) if metrics is None else None
@@ -219,15 +218,13 @@ class LineFormats:
         return None
 
     def take_unread_formats(self) -> list[tuple[str, list[ProgressLine]]]:
-        """Return keys and lines of formats to ask the model about, the most frequent first. None is returned more than
-        twice."""
+        """Return keys and lines of formats to ask the model about, the most frequent first, each at most twice."""
         found = sorted(self._unread.items(), key=lambda item: -len(item[1]))
         self._unread = {}
         asked = (each for each in found if len(each[1]) >= _REPEATED and self._claim_try_of_format(each[0]))
         return list(islice(asked, _MOST_AT_ONCE))
 
     def learn_formats(self, unread: Iterable[tuple[str, list[ProgressLine]]], endpoint: ModelEndpoint) -> None:
-        """Ask the language model about formats, given as key and lines."""
         for key, lines in unread:
             if key in self._formats:  # another question about the format has been answered
                 continue

@@ -1,6 +1,6 @@
-"""Read the metrics of one log line from counts, progress bars, and pairs of name and value. A count with a total must
-follow a counting word (step, epoch, batch, ...), be in brackets, or precede a progress bar. Other numbers with a slash
-are dates, paths or fractions."""
+"""Read the metrics of one log line from counts, progress bars, and pairs of name and value. A count with a total
+follows a counting word (step, epoch, ...), is in brackets, or precedes a bar. Other numbers with a slash are dates,
+paths or fractions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.manager.advice.metrics.names import (
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A count of progress in a log line, such as `step 3/10`. `name` identifies the count within the log."""
+    """A count, such as `step 3/10`. `name` identifies the count within the log."""
 
     name: str
     unit: str
@@ -31,8 +31,8 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one log line. `time_s`: seconds per step or since the start, depending on the program. `line_s`:
-    time of the line, in seconds from an unknown origin. `learned`: a language model explained the format."""
+    """The metrics of one line. `time_s`: seconds per step or since the start, by program. `line_s`: time of the line,
+    from an unknown origin. `learned`: by a learned format."""
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -89,14 +89,13 @@ _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
-"""Matches a count before a progress bar, or at the start of the text before a name and a value."""
+"""Matches a count before a progress bar, or before a name and a value at the start."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
 _REACH = 32
-"""The unit of a count is searched in this many characters before the count."""
 _TOTALS = re.compile(
     rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
     rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
@@ -146,8 +145,8 @@ def bar(text: str) -> Bar | None:
 
 
 def counters(text: str) -> list[Counter]:
-    """Return the counts of a line without a progress bar, each name once. A count without a total must have a counting
-    word, or be in brackets at the start of the line."""
+    """Return the counts of a line without a progress bar, each name once. Without a total, a counting word or brackets
+    at the start are needed."""
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
@@ -203,7 +202,6 @@ def _plain(word: str | None) -> str:
 
 
 LONGEST_LINE = 4096
-"""Maximum characters of a line that is searched for metrics."""
 
 _REDRAWN = re.compile(r"[\r\n\x00\x08\x0b\x0c]+|\x1b\[\d*[AF]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0e-\x1f\x7f]")
@@ -247,8 +245,7 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line, or None. Of a progress bar that was redrawn several times, the last redraw
-    counts."""
+    """Return the metrics of a line, or None; of a redrawn bar, the last redraw."""
     for shown in reversed(redraws(line)):
         report = progress_line(shown)
         metrics = _read(report) if report is not None else None
@@ -258,7 +255,7 @@ def read_metrics(line: str) -> LineMetrics | None:
 
 
 class ProgressLine(msgspec.Struct, frozen=True):
-    """A line that may report progress. `text`: the line without its rank and time. `line_s`: see LineMetrics."""
+    """A line that may report progress. `text`: without its rank and time."""
 
     text: str
     rank: int | None
@@ -266,8 +263,7 @@ class ProgressLine(msgspec.Struct, frozen=True):
 
 
 def progress_line(shown: str) -> ProgressLine | None:
-    """Return the text, rank and time of a line that may report progress, or None for other lines, such as settings and
-    tracebacks."""
+    """Return the line's text, rank and time, or None for settings, tracebacks and other lines."""
     if len(shown) > LONGEST_LINE or not _WORTH_READING.search(shown):
         return None
     rank, text = _rank(_ESCAPES.sub("", shown))
@@ -353,7 +349,7 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the first totals of steps and of epochs that the first lines of a log state, by unit."""
+    """Return the first totals of steps and of epochs that the lines state, by unit."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

@@ -54,7 +54,7 @@ def unit_seconds(unit: str) -> float | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Return the seconds of a duration that CLOCK or WORDED matches. `1:02` means 1 minute and 2 seconds."""
+    """Return the seconds of a duration that CLOCK or WORDED matches."""
     if ":" not in text:
         parts = _WORDED_PART.findall(text)
         return sum(float(value) * (unit_seconds(unit) or 0.0) for value, unit in parts) if parts else None
@@ -66,7 +66,7 @@ def duration_s(text: str) -> float | None:
 
 
 def split_off_line_time(text: str) -> tuple[float | None, str]:
-    """Return the time at the start of a line, in seconds from an unknown origin, and the rest of the line."""
+    """Return the time at the start of a line, in seconds from an unknown origin, and the rest."""
     found = _DATED.match(text)
     if found is None:
         return None, text
@@ -103,8 +103,8 @@ _NAMES = {
     "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
     "time_s": "time",
 }
-"""The names that programs print for each metric, the most informative loss first. Spaces, underscores, hyphens, slashes
-or full stops may separate the words of a name."""
+"""The names that programs print for each metric, the most informative loss first. Blanks or any of `_-/.` may separate
+words."""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
@@ -150,8 +150,8 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
 def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
-    """Return the values of a line by metric (`step_s` and fields of LineMetrics), and True if the line has values of an
-    evaluation and no training loss. The most informative loss and the first value of other metrics count."""
+    """Return the values of a line by metric (`step_s` and fields of LineMetrics), and True for an evaluation without a
+    training loss. The most informative loss and the first value of other metrics count."""
     found: dict[str, float] = {}
     evaluated = False
     low = lower(text)

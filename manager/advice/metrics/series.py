@@ -1,4 +1,4 @@
-"""Choose the count of a log that shows the progress of the program, and determine the rate of the count."""
+"""Choose the count of a log that shows the progress of the program, and determine its rate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def without_outliers(values: Sequence[float]) -> list[float]:
 
 
 def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slope between each point (x, y) and the point half the list later (after Siegel and Theil, at linear
+    """Return the slopes between each point and the point half the list later (after Siegel and Theil, at linear
     cost)."""
     lag = max(1, len(points) // 2)
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
@@ -42,12 +42,11 @@ _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
 """If a count falls by at most this share, and recovers within this many points, no new round has begun. Several ranks
 print the count without a label."""
 _AS_GOOD_AS_DONE = 0.95
-"""A count that reaches this share of its total is complete. A program may start the next progress bar before it draws
-the end of the previous bar."""
+"""A count is complete at this share of its total. A program may start the next bar before it draws this bar's end."""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
-    """A log line that contains the count of a series. `at`: index of the line among the lines with metrics."""
+    """A line with the count of a series. `at`: its index among the lines with metrics."""
 
     at: int
     line: LineMetrics
@@ -55,9 +54,9 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of a count over time. When the count falls, a new round (such as an epoch) begins. `points`: points of
-    the current round, oldest first; `earlier`: of the previous round. `falls`: number of new rounds. `first_at`: index
-    of the first line with the count."""
+    """The values of a count over time, by rounds (such as epochs), which begin when the count falls. `points`: of the
+    current round; `earlier`: of the previous round. `falls`: number of new rounds. `first_at`: index of the first
+    line."""
 
     name: str
     unit: str
@@ -87,7 +86,7 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
-    """Return one series for each count in the lines. The first of the `lines` is the oldest."""
+    """Return one series for each count in the lines, oldest first."""
     points: dict[tuple[int | None, bool, str, float | None], list[SeriesPoint]] = {}
     for at, line in enumerate(lines):
         for counter in line.counters:
@@ -143,8 +142,8 @@ def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSer
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the series of the finest count. Prefer series with a loss. Of these, return the series that began first
-    and still runs, because it contains the other series. If no series runs, return the last series."""
+    """Return the series of the finest count: with a loss if any; the first that still runs, because it contains the
+    others; else the last."""
     among = [each for each in fine if each.has_loss] or fine
     running = [each for each in among if each.runs]
     if not running or among[0].has_loss:
@@ -176,21 +175,20 @@ def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
 
 
 NEWEST = 32
-"""Number of newest points of a series that determine the rate, because the rate of a program changes."""
+"""Newest points that determine the rate, which changes."""
 _LEAST_ETA_S = 3.0
 """A printed time left below this is ignored."""
 _LEAST_SPAN_S = 10.0
-"""Times of lines that span at least this are preferred to a printed time of unknown meaning."""
+"""Times of lines that span this are preferred to a printed time of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A printed rate that differs by more than this factor from the times of the lines counts something else, such as
-loaded data, and is ignored."""
+"""A printed rate that differs more from the times of the lines counts something else, such as loaded data."""
 _DAY_S = 86400.0
 _RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> tuple[float, str] | None:
-    """Return the rate of a series in units per second, and its source. If the current round has too few points, use the
-    previous round. `evaluated_at`: indexes of the lines that are part of an evaluation."""
+    """Return the rate in units per second, and its source, from the current or else the previous round. `evaluated_at`:
+    indexes of the lines of an evaluation."""
     rounds = (series.points, series.earlier)
     return next(filter(None, (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)), None)
 

@@ -1,6 +1,5 @@
-"""Determine a program's progress from the newest lines of a growing log, in bounded memory, and the slowdown between
-two readings. Each reading starts at the end of the log and reads at most `LOOK_BYTES`. A truncated or replaced
-(rotated) log counts as a new file."""
+"""Determine a program's progress from the newest lines of a growing log, in bounded memory, and its slowdown. A
+truncated or replaced (rotated) log counts as a new file."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ bars and blanks.
 """
 _MOST_LINES = 5_000
 _PATIENCE = 200
-"""The search for rarer kinds of lines ends after this many lines without a metric."""
+"""The search ends after this many lines without a metric."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a program. `done`, `total` and `rate_per_s` count units of the kind `unit`: epochs, if the
-    program counts both epochs and steps within an epoch. `whole`: False if `total` covers only a part of the run."""
+    """The progress of a program. `unit`: what `done`, `total` and `rate_per_s` count: epochs, if the program counts
+    both epochs and steps within an epoch. `whole`: False if `total` covers a part of the run."""
 
     done: float
     unit: str
@@ -61,8 +60,8 @@ class Tracked(msgspec.Struct, frozen=True):
 
 
 class MetricTracker:
-    """Follows the progress of one program over several readings of its log. `totals`: total numbers of steps and epochs
-    that the program printed at its start. `formats`: learned formats of lines that the rules cannot read."""
+    """Follows one program over several readings of its log. `totals`: the steps and epochs that the program stated at
+    its start."""
 
     def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
         self.totals = dict(totals or {})
@@ -71,8 +70,8 @@ class MetricTracker:
         """The identity of the count, the units done, and the time of the last reading."""
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
-        """Return the progress that the newest lines of a log show. `at_s`: time at which the log is read. If the log
-        contains no times, the rate is determined from the times of two readings."""
+        """Return the progress. `at_s`: time of the reading. If the log contains no times, the rate comes from the times
+        of two readings."""
         lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
@@ -94,8 +93,8 @@ class MetricTracker:
 def newest_metrics(
     newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None] = read_metrics
 ) -> tuple[list[LineMetrics], int]:
-    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts in lines of learned
-    formats are used only if the rules find no counts."""
+    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats are
+    used only if the rules find none."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
@@ -118,8 +117,8 @@ def newest_metrics(
 
 
 def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> float | None:
-    """Return the share of throughput that the program has lost since `before` (negative if the program is faster now),
-    or None if `before` and `after` have no rate of the same kind (§4.1)."""
+    """Return the share of throughput lost since `before` (negative if faster), or None without rates of the same kind
+    (§4.1)."""
     if before is None or after is None or before.evaluates != after.evaluates:
         return None
     metrics = ["steps_per_s", "tokens_per_s", "samples_per_s", *(["rate_per_s"] if before.unit == after.unit else [])]
@@ -210,10 +209,9 @@ def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | N
 LOOK_BYTES = 262_144
 _BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""Bytes to read at the start of a log, where lines may state the number of steps or epochs."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
-"""If more than one in this many characters of a line is invalid, the line is binary data."""
+"""A line with a larger share of invalid characters (1 in 10) is binary data."""
 
 
 class FollowedLog:
@@ -230,7 +228,7 @@ class FollowedLog:
         self._head_bytes = 0
 
     def track(self, *, at_s: float) -> Tracked:
-        """Return the progress, or the reason why the log cannot be read. `at_s`: current time of a monotonic clock."""
+        """Return the progress, or why the log cannot be read. `at_s`: time of a monotonic clock."""
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
@@ -256,8 +254,7 @@ class FollowedLog:
 
 
 def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
-    """Yield the last lines of a file, newest first, back to byte `start`. Each redraw of a progress bar is a line.
-    Lines that are too long or incomplete are omitted."""
+    """Yield the last lines of a file, newest first, back to byte `start`, without incomplete and too long lines."""
     reach = max(start, size - LOOK_BYTES)
     rest, end, at_end, too_long = b"", size, True, False
     while end > reach:

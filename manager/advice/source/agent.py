@@ -1,9 +1,6 @@
-"""An optional language model that reads the user's folders and adds missing facts about a program (SchedMate §3.1).
-
-In a ReAct loop, the model uses the tools of the paper, `file_tree` and `file_read`. A value from the model is accepted
-only if the source code contains the value. If the endpoint of the model fails, the facts of the source scan stay
-unchanged, and a note is added.
-"""
+"""An optional language model that adds missing facts about a program (SchedMate §3.1). In a ReAct loop, it uses the
+tools of the paper, `file_tree` and `file_read`, in the user's folders. A value is accepted only if the source code
+contains it."""
 
 from __future__ import annotations
 
@@ -37,17 +34,16 @@ from stoker.manager.advice.source.reading import NotReadError, OwnFolders, Readi
 
 
 DOUBTED = 0.5
-"""The model may replace a fact of the source scan if the fact's certainty is below this value."""
+"""The model may replace a less certain fact of the source scan."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""Certainty of a small number from the model. The certainty is low, because any code contains small numbers."""
+"""Certainty of a small number, which any code contains."""
 
 
 def add_answers_found_in_sources(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """Return the facts with those values of the model's answer that the sources contain, and messages about rejected
-    values. `sources`: the texts that the model has read, by name."""
+    """Return the facts with the answers that the texts in `sources` contain, and messages about rejected answers."""
     taken, refused, known = dict[str, SourceFact](), list[str](), facts.known_facts()
     for field in FIELDS:
         value = _parse_fact_value(field, answer.get(field))
@@ -117,7 +113,7 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 def add_facts_from_model(
     source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: ModelEndpoint | None
 ) -> WorkloadFacts:
-    """Return the facts with the model's additions. If `model` is None, return the facts unchanged. Never raises."""
+    """Return the facts with the model's additions. Never raises."""
     if model is None:
         return facts
     try:

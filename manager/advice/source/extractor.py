@@ -1,8 +1,6 @@
-"""Read facts of a function, a loader or a script from its source code (SchedMate §3.1, without a language model).
-
-A scan reads the literals in the functions that the entry function uses. Each fact has a source line and a certainty,
-each missing fact a reason. `extract_facts` never raises, executes no code, and reads only files in the given folders.
-"""
+"""Read facts of a function, a loader or a script from its source code (SchedMate §3.1). Each fact has a source line and
+a certainty, each missing fact a reason. `extract_facts` never raises, executes no code, and reads only files in the
+given folders."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ from stoker.manager.advice.source.values import Known
 
 
 def normalise_source(node: ast.AST) -> str:
-    """Return source code without comments, docstrings, annotations and variable names. Class fields keep their names.
-    Raises an error of `ast.parse`."""
+    """Return source code without comments, docstrings, annotations and variable names, except those of class fields."""
     tree = ast.parse(ast.unparse(node))
     nodes = list(ast.walk(tree))
     parameters = {
@@ -92,8 +89,8 @@ LONGEST_TEXT = 40_000
 
 
 class SourceText(msgspec.Struct, frozen=True):
-    """The source code of a function or script. `function`: name of the entry function (`Class.method` for a method), or
-    empty for a script. `file`: the file that relative imports and paths start from, or empty."""
+    """Source code. `function`: name of the entry function (`Class.method`), or empty for a script. `file`: where
+    relative imports and paths start."""
 
     text: str
     function: str = ""
@@ -107,8 +104,8 @@ def extract_facts(
     folders: Iterable[str | PathLike[str]] = (),
     limits: ReadingLimits | None = None,
 ) -> WorkloadFacts:
-    """Return the facts of a source. `arguments`: arguments of the entry function, by parameter name. `folders`: the
-    user's folders for modules and config files; without folders no file is read."""
+    """Return the facts of a source. `arguments`: of the entry function, by parameter name. `folders`: the user's
+    folders; without them no file is read."""
     reader = OwnFolders(folders, limits or ReadingLimits())
     scanner = Scanner(reader)
     text, given = "", list[str]()
@@ -186,8 +183,7 @@ def _known_argument(value: Any) -> Known:
 
 
 def loader_of(text: str, function: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the constant arguments of the loader of a function's context, or None if the source code does
-    not show the loader."""
+    """Return the name and the constant arguments of the loader of a function's context, if the source shows it."""
     try:
         tree = parsed(text, "")
     except NotReadError:

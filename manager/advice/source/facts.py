@@ -1,8 +1,5 @@
 """Facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls in source code that show each
-fact.
-
-Fields with a star in Figure 6 are mandatory: each of `model`, `task` and `data` has a value or is "unknown".
-"""
+fact. The mandatory `model`, `task` and `data` may be "unknown"."""
 
 from __future__ import annotations
 
@@ -45,8 +42,8 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """Facts of a function or a loader. `further`: other numbers and words, by name. `absent`: why each missing fact is
-    missing. `text`: the normalised code of all scanned functions. `same`: a digest of `text` and the arguments."""
+    """Facts of a function or a loader. `further`: other numbers and words. `absent`: reasons for missing facts. `text`:
+    the normalised code of all scanned functions. `same`: a digest of `text` and the arguments."""
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -197,8 +194,7 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects the most certain fact for each field of WorkloadFacts. `missed`: why a value is unknown although the
-    source code mentions its field."""
+    """Collects the most certain fact for each field. `missed`: why the value of a mentioned field is unknown."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}

@@ -1,7 +1,5 @@
-"""Read source and config files in the user's folders, within limits.
-
-No file outside the folders is read, not even through a symbolic link.
-"""
+"""Read source and config files in the user's folders, within limits. No other file is read, not even through a symbolic
+link."""
 
 from __future__ import annotations
 
@@ -28,8 +26,6 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pyca
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
-    """Limits of a scan of source code. `depth`: nested calls to follow. `nodes`: visited nodes of syntax trees."""
-
     files: int = 40
     file_bytes: int = 1_000_000
     total_bytes: int = 4_000_000
@@ -46,7 +42,7 @@ class OutOfBoundsError(Exception):
 
 
 class OwnFolders:
-    """Reads files in the user's folders. `texts`: the texts of the files that have been read, by real path."""
+    """Reads files in the user's folders. `texts`: the read texts, by real path."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]], limits: ReadingLimits) -> None:
         self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
@@ -158,8 +154,7 @@ def _root(node: ast.expr) -> list[str]:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scope:
-    """The names that are visible in a part of the source code. `sure`: factor by which the certainty of facts from this
-    scope is multiplied."""
+    """The visible names. `sure`: factor for the certainty of facts."""
 
     names: ChainMap[str, Known]
     module: SourceModule
@@ -173,7 +168,7 @@ class Scope:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnCode:
-    """A function or class of the user. `around`: the scope of its definition. `bound`: the object of a method."""
+    """A function or class of the user, in the scope of its definition. `bound`: the object of a method."""
 
     node: Function | ast.ClassDef
     around: Scope
@@ -196,8 +191,7 @@ _KEY_REACH_LINES = 2_000
 
 
 def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
-    """Return the values of a config file. The place of a value is the first line with its key, below the line of its
-    table. Raises NotReadError."""
+    """Return the values of a config file, each at the first line with its key below its table. Raises NotReadError."""
     places = [*([beside.parent] if beside is not None else []), *folders.roots]
     path = next((place / name for place in places if os.path.isfile(place / name)), None)
     if path is None:

@@ -1,9 +1,6 @@
 """Scan source code for literals in signatures, constants, calls, argparse and click options, dataclasses and configs.
-
-Each statement is read once, in order, and a literal is stored under the name that the statement binds. A global
-variable is evaluated at its first use, so unused code yields no facts. A function of the user is scanned at its first
-call, with the arguments of this call.
-"""
+Each statement is read once, in order. A global variable is evaluated at its first use, so unused code yields no facts.
+A function of the user is scanned at its first call, with its arguments."""
 
 from __future__ import annotations
 
@@ -50,8 +47,8 @@ _MODEL_BASES = ("Module", "PreTrainedModel", "Model")
 
 
 class Scanner:
-    """Scans one function or script. `returned`: the scanned functions of the user and their results. `constants`: the
-    values of global variables, by module and name."""
+    """Scans one function or script. `returned`: the scanned functions and their results. `constants`: values of global
+    variables."""
 
     def __init__(self, folders: OwnFolders) -> None:
         self.recogniser = Recogniser()
@@ -198,8 +195,7 @@ class Scanner:
         return found if found is not None else self._global(scope.module, name)
 
     def _global(self, module: SourceModule, name: str) -> Known | None:
-        """Return the value of a module's global variable. At the first use of the variable, the statements that bind it
-        are scanned."""
+        """Return the value of a global variable, after a scan of the statements that bind it."""
         for node in module.waiting.pop(name, ()):
             if node not in self._scanned:
                 self._scanned.add(node)
@@ -215,7 +211,7 @@ class Scanner:
         return found
 
     def _own_part(self, name: ImportedName) -> tuple[Path | None, list[str]]:
-        """Return the file of the longest prefix that is a module of the user, and the rest of the name."""
+        """Return the file of the longest prefix that is a module of the user, and the rest."""
         parts = name.dotted.split(".")
         for count in range(len(parts), 0, -1):
             if file := module_file(parts[:count], name.places):
@@ -223,8 +219,7 @@ class Scanner:
         return None, parts
 
     def _resolve(self, name: ImportedName, where: str, sure: float = 0.95) -> Known | None:
-        """Return the value of an imported name if the user's folders define it. Return a name of an installed package,
-        or of a module, unchanged."""
+        """Return the value of an imported name in the user's folders, or else the name."""
         file, rest = self._own_part(name)
         if file is None or not rest:
             return Known(name, where, sure)
@@ -457,7 +452,7 @@ class Scanner:
     # ---- classes
 
     def _instance(self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str) -> Known:
-        """Return the fields and methods of a new instance of a user's class, after a scan of `__init__`."""
+        """Return the fields and methods of a new instance, after a scan of `__init__`."""
         fields = self._fields(made)
         value = Known(fields, where)
         for name, field in fields.items():
@@ -480,7 +475,6 @@ class Scanner:
         return value
 
     def _fields(self, made: OwnCode) -> dict[str, Known]:
-        """Return the constants and methods of a user's class and of its base classes, by name."""
         fields, inside = dict[str, Known](), Scope(ChainMap({}, *made.around.names.maps), made.around.module)
         for base in made.node.bases if isinstance(made.node, ast.ClassDef) else ():
             known = self.value(base, inside)

@@ -13,8 +13,8 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by name
-    (options, an instance, a config), a range, or an instance of a class below or of `OwnCode`."""
+    """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by
+    name, a range, or an instance of a class below or of `OwnCode`."""
 
     value: Any
     where: str = ""
@@ -30,8 +30,7 @@ class Known:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ImportedName:
-    """An imported name, such as `torch.float16`. The name of a call's result ends with `()`. `places`: folders that may
-    contain the module."""
+    """An imported name, such as `torch.float16`. A call's result ends with `()`. `places`: folders of the module."""
 
     dotted: str
     places: tuple[Path, ...] = ()
@@ -48,8 +47,8 @@ class NamedFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSite:
-    """A call of a function from an installed package. `dotted`: name of the function, such as `torch.load`, or `?.to`
-    for a method of an unknown object. An argument whose value is unknown is None."""
+    """A call of an installed function, such as `torch.load`, or `?.to` for a method of an unknown object. An unknown
+    argument is None."""
 
     dotted: str
     args: tuple[Known | None, ...]
@@ -118,7 +117,7 @@ def item(base: Known | None, index: Known | None) -> Known | None:
 
 
 def result(site: CallSite) -> Known | None:
-    """Return the value that a call of a known function returns, or None if the value is unknown."""
+    """Return the value that a known function returns."""
     values = [arg.value for arg in site.args if arg is not None and arg.constant]
     known = bool(values) and len(values) == len(site.args)
     match site.dotted:
