@@ -1,16 +1,13 @@
 """`stoker run`: run an application, or a user's program.
 
-Installed packages add to the command line by entry points:
+Installed packages add to the command line by entry points, which are loaded on use:
 
     stoker.apps         NAME = module:command     a click command: `stoker run NAME`
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-An entry point is loaded on use, so that a broken application does not affect other applications. The checkout's
-setup.cfg is also read, because an editable install keeps old entry points.
-
-`stoker run ./my_app.py` runs the file as `__main__`. If the file has no `if __name__ == "__main__"` and defines a click
-command called `command`, this command receives the arguments.
+The checkout's setup.cfg is also read, because an editable install keeps old entry points. A file without `if __name__
+== "__main__"` that defines a click command called `command` gets the arguments of `stoker run ./my_app.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The setup.cfg of a source checkout, which an installed Stoker lacks."""
+"""The setup.cfg of a source checkout."""
 
 
 def names(group: str) -> list[str]:
@@ -57,7 +54,7 @@ def matching(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Load an entry point. Raises StokerError if the entry point is broken or declared twice."""
+    """Load an entry point. Raises StokerError if it is broken or declared twice."""
     points = {point.value: point for point in _entry_points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")

@@ -1,5 +1,5 @@
-"""Ask a session's manager as an observer: a client that submits no calls and does not keep the session alive. The
-frames of an observer have no numbers (see `protocol.wire`), so it repeats a question if the connection is lost."""
+"""Ask a session's manager as an observer: a client that submits no calls and does not keep the session alive. Its
+frames have no numbers (see `protocol.wire`), so it repeats a question if the connection is lost."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Print all output of the `stoker` command, and define click types for its options. Other modules do not print.
-
-On a terminal, some words have a colour, and `--watch` redraws the output in place. With `--json`, stdout contains only
-one JSON document.
-"""
+"""Print all output of the `stoker` command, and define click types for its options. Other modules do not print. With
+`--json`, stdout contains only one JSON document."""
 
 from __future__ import annotations
 
@@ -147,8 +144,8 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def exit_silently_on_closed_pipe() -> Iterator[None]:
-    """End the command silently if the reader of the output pipe has exited (`stoker logs | head`). End the command with
-    an error message if the disk is full."""
+    """End the command silently if the reader of the pipe has exited (`stoker logs | head`), or with an error if the
+    disk is full."""
     try:
         yield
     except BrokenPipeError:
@@ -199,7 +196,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As `click.ParamType.convert`."""
+        """See `click.ParamType`."""
         try:
             number = int(value)
         except ValueError:
@@ -215,7 +212,7 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """As `click.ParamType.convert`."""
+        """See `click.ParamType`."""
         try:
             size = value if isinstance(value, int) else parse_bytes(value)
         except UnitError as error:

@@ -98,8 +98,7 @@ def excluded_nodes() -> Iterator[Finding]:
 
 
 def clear_node(node: str) -> Iterator[str]:
-    """Let blocks start on an excluded node again, and yield a message for each site. Raises StokerError if the node is
-    not excluded."""
+    """Let blocks start on an excluded node again, and yield a message for each site. Raises StokerError."""
     for record in node_store.clear(node):
         yield (
             f"blocks of site {record.source} may start on {node} again; running sessions notice the change within"
@@ -111,7 +110,7 @@ def clear_node(node: str) -> Iterator[str]:
 
 
 _PATIENCE_S = 3.0
-"""Seconds between two checks for orphaned processes. A session may be ending or restarting its manager."""
+"""Seconds between two checks for orphaned processes, because a session may be ending."""
 
 
 def check_orphaned_processes() -> Iterator[Finding]:
@@ -132,8 +131,8 @@ def check_orphaned_jobs() -> Iterator[Finding]:
 
 
 def find_orphaned_processes() -> Iterator[tuple[int, str, Path]]:
-    """Yield the id, kind and session folder of processes of ended sessions that still run here, including pilots with
-    an unexpired lease."""
+    """Yield the id, kind and session folder of processes of ended sessions, including pilots with an unexpired
+    lease."""
     found = list(session_remains.iter_own_session_processes())
     gone = _ended_session_folders(found)
     if any(path.exists() for path in gone):
@@ -143,7 +142,6 @@ def find_orphaned_processes() -> Iterator[tuple[int, str, Path]]:
 
 
 def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
-    """Return the folders of sessions that have ended, or whose program and manager have died."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
     gone = set[Path]()
     for path in {path for _, _, path in found}:

@@ -31,8 +31,7 @@ from stoker.units import show_bytes
 
 
 class Level(enum.Enum):
-    """`NO`: something is missing that this machine does not need. `WARN`: Stoker is slower or has fewer features.
-    `NEED`: something that Stoker needs is missing."""
+    """`NO`: missing, and not needed here. `WARN`: Stoker is slower or has fewer features. `NEED`: Stoker needs it."""
 
     OK = "ok"
     NO = "no"
@@ -136,7 +135,7 @@ def _version(name: str) -> str:
 
 
 def is_version_within_bounds(version: str, bounds: str) -> bool:
-    """Return True if a version is within the bounds (`>=1.2,<3`), or if the bounds cannot be read."""
+    """True if a version is within the bounds (`>=1.2,<3`), or if these cannot be read."""
     have = _numbers(version)
     limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
     return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
@@ -230,8 +229,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _cuda_version_of_torch() -> str | None:
-    """Return the CUDA version that torch was built for, without importing torch: `""` for a CPU build, None without
-    torch."""
+    """Return the CUDA version of the installed torch, without importing it (`""`: a CPU build)."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -257,7 +255,6 @@ def disks() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit of open files. A manager needs one per pilot and several per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
@@ -295,7 +292,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Compare the clocks of the file system and of this machine. The ages of shared files depend on both."""
+    """Compare the clocks of the file system and of this machine, which ages of shared files depend on."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())

@@ -1,6 +1,5 @@
 """Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and does the batch system accept the
-job? Only Slurm can check a submit script without submitting it (`sbatch --test-only`), and applies limits that `sinfo`
-does not show."""
+job? Only Slurm can check a submit script without submitting it (`sbatch --test-only`)."""
 
 from __future__ import annotations
 
@@ -51,13 +50,11 @@ from stoker.units import show_bytes, show_seconds
 
 
 _ENDPOINT_S = 10.0
-"""Seconds within which the endpoint of a language model must list its models."""
 _EXAMPLE = "k3v9"
 
 
 def show(site: Site) -> tuple[list[str], bool]:
-    """Return the lines that `stoker up --dry-run` prints, and True if Slurm refuses the job. Raises ConfigError for
-    settings that the batch system does not support."""
+    """Return the lines of `stoker up --dry-run`, and True if Slurm refuses the job. Raises ConfigError."""
     parsl_parts.import_in_parts()
     from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
 
@@ -85,7 +82,7 @@ def _script(site: Site) -> tuple[SessionFolder, str]:
 
 
 def _judge(site: Site, script: str) -> tuple[str, bool | None]:
-    """Return Slurm's answer to a submit script, and whether Slurm refuses the script (None: no answer)."""
+    """Return Slurm's answer to a submit script, and whether Slurm refuses it (None: no answer)."""
     from stoker.manager.factory.submitting import is_temporary_submission_error  # slow import of Parsl
 
     if shutil.which("sbatch") is None:
@@ -112,8 +109,7 @@ _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
 
 
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError if the jobs of a site would never start. Otherwise return descriptions of the settings that do
-    not fit the cluster."""
+    """Raise ConfigError if the jobs of a site would never start, or return the settings that do not fit the cluster."""
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
@@ -128,7 +124,7 @@ def refuse(sites: Iterable[Site]) -> list[str]:
 
 
 def slurm_faults(site: Site, slurm: Slurm) -> Iterator[tuple[str, bool]]:
-    """Yield the settings that do not fit the cluster, with True if a job with this setting never starts."""
+    """Yield settings that do not fit the cluster, with True if a job never starts because of them."""
     ask = site.provider
     known = {each.name: each for each in slurm.partitions}
     names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
@@ -160,7 +156,7 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""If the probe command is killed, its session ends this many seconds after the probe's time limit."""
+"""The session of a killed probe ends this many seconds after the time limit."""
 
 
 def batch_system() -> Iterator[Finding]:
@@ -270,7 +266,7 @@ def _batch_site_fits(site: Site, topic: str) -> Iterator[Finding]:
 
 
 def warn_about_closed_folders(topic: str, python: Path) -> Iterator[Finding]:
-    """Warn if other users cannot enter a folder on the path of Python. Many HTCondor pools run jobs as other users."""
+    """Warn if other users, as whom many HTCondor pools run jobs, cannot reach Python."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
         text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run"
@@ -278,8 +274,8 @@ def warn_about_closed_folders(topic: str, python: Path) -> Iterator[Finding]:
 
 
 def warn_about_folders_in_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
-    """Warn if Python or the session folders are in /tmp. Jobs may have a private /tmp (HTCondor's MOUNT_UNDER_SCRATCH,
-    Slurm's job_container/tmpfs)."""
+    """Warn if Python or the session folders are in /tmp, which jobs may have for themselves (HTCondor's
+    MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
     for what, path, fix in (
         ("Python is", python, packed), ("session folders are in", state, "export STOKER_HOME=DIR"),
@@ -291,7 +287,6 @@ def warn_about_folders_in_tmp(topic: str, python: Path, state: Path) -> Iterator
 
 
 def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
-    """Warn if HTCondor runs jobs as other users."""
     known = [node for node in around.nodes if node.user_domain]
     others = [node.user_domain for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
@@ -313,8 +308,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot and wait until it joins the session. A pilot that joins proves that compute nodes can
-    access the environment and the session folder, and can reach this host."""
+    """Submit a one-minute pilot and wait until it joins. This proves that compute nodes can access the environment and
+    the session folder, and can reach this host."""
     topic = f"probe {site.name}"
     folder = new_sessions.make([make_probe_site(site)], idle_s=wait_s + _SLACK_S)
     say(f"the probe's session, {folder.path}, submits one job of at most a minute to site {site.name}")

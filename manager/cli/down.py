@@ -66,8 +66,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """End the session. Return its last status, or None if the manager has not answered. A dead manager is restarted
-    first, because only it knows the jobs of the session. Raises SessionError."""
+    """End the session. Return its last status, if the manager has answered. A dead manager is restarted first, because
+    only it knows the jobs. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -92,7 +92,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 
 
 def _end_by_file(folder: SessionFolder) -> bool:
-    """End a session whose manager reads no messages because the disk is full. Return False if the attempt fails."""
+    """End a session whose manager reads no messages because the disk is full. Return False on failure."""
     try:
         try:
             until = time.monotonic() + _FILE_S

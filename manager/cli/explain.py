@@ -1,5 +1,5 @@
-"""`stoker explain`: show why a call, pilot, library, context or block is in its state. For a failure, show the cause, a
-remedy, and what Stoker has done to recover, from the logs that this machine can access."""
+"""`stoker explain`: show why a call, pilot, library, context or block is in its state, and the cause of a failure, a
+remedy, and what Stoker has done to recover."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed, or None if several calls share the log or it is
-    unreadable."""
+    """Return the progress that a running call has printed, unless several calls share the log."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -98,7 +97,7 @@ _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memor
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """The cause of a failure (see `Fault`). `do`: a remedy. `done`: what Stoker has done so far to recover."""
+    """The cause of a failure (see `Fault`). `do`: a remedy. `done`: what Stoker has done to recover."""
 
     kind: FaultKind
     component: str

@@ -25,9 +25,9 @@ _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores, and bytes of memory, that a pilot requests per GPU if the sizes of the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Bytes of memory for a pilot without a GPU, enough for a small language model."""
+"""Memory for a pilot without a GPU, enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""A node's memory is unknown up to this many bytes. Slurm reports 1 MiB if no memory is configured."""
+"""Slurm reports 1 MiB if no memory is configured."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
@@ -39,7 +39,7 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 def draft(around: HostFacts, *, partition: str = "") -> Draft:
-    """Return a site file for this host. Raises ConfigError if the partition or queue does not exist."""
+    """Return a site file for this host. Raises ConfigError for an unknown partition or queue."""
     if partition and around.kind in _WITHOUT_QUEUES:
         here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
         raise ConfigError(f"--partition {partition}: {here}; leave it out", key="partition")
@@ -133,8 +133,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return the cores and the memory of a pilot, and a comment: the part of a GPU on the smallest machine with GPUs,
-    or the whole smallest machine."""
+    """Return the cores and the memory of a pilot, and a comment: one GPU's part of the smallest machine with GPUs, or
+    the whole smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""

@@ -1,4 +1,4 @@
-"""`stoker logs`: show a session's log files, and the output of one call or of a block's job."""
+"""`stoker logs`: show a session's log files, and the output of a call or a block's job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def show_call(session: str, call: str) -> None:
-    """Print the output of a call, or of its loader if the loader failed. Raises SessionError."""
+    """Print the output of a call, or of its failed loader. Raises SessionError."""
     _, story, over = find_story_of_subject(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
@@ -76,14 +76,13 @@ def explain_missing_output(story: Story, *, over: str = "") -> str:
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
-    """Return where each execution of a call printed: the file, the first byte, and the end (None: the end of the
-    file)."""
+    """Return where each execution of a call printed: file, first byte, and end (None: the end of the file)."""
     found = (_PRINTED.search(text) for text in texts)
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the libraries that died during a call, whose logs contain the last output of the call."""
+    """Return the libraries that died during a call. Their logs have its last output."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
@@ -112,7 +111,7 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print the output of a block's job, or a note. Raises SessionError for an unknown block."""
+    """Print the output of a block's job, or a note. Raises SessionError."""
     for file in files:
         if len(files) > 1:
             console.note(f"{file.name}:")
@@ -191,7 +190,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """Return the log file whose name begins with `what`. Raises SessionError if no file or several files match."""
+    """Return the log file whose name begins with `what`. Raises SessionError unless one matches."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]

@@ -20,8 +20,7 @@ OWN = {
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
-"""Stoker's own commands, and the module of each command in `stoker.manager.cli`. A module is imported when its command
-runs."""
+"""Stoker's own commands, and the module of each command, which is imported when the command runs."""
 
 
 class CommandGroup(FromEntryPoints):

@@ -1,4 +1,4 @@
-"""`stoker plan`: forecast how a run on a site would go, before the user submits the run."""
+"""`stoker plan`: forecast how a run on a site would go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stoker replay`: replay a session's journal, and check that the scheduling decisions are the same again."""
+"""`stoker replay`: replay a session's journal, and check that the decisions are the same again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Detached runs (`stoker run --detach`). A folder `runs/NAME` in the state folder contains `run.json` (command, host
-and process id), `log`, `end.json` (the exit status) and `session` (the session's folder). Until the program ends, a
-keeper (`run_keeper`) locks the file `lock`, which other login nodes can see."""
+"""Detached runs (`stoker run --detach`). A folder `runs/NAME` in the state folder contains `run.json`, `log`,
+`end.json` and `session` (the session's folder). Until the program ends, a keeper (`run_keeper`) locks the file `lock`,
+which other login nodes can see."""
 
 from __future__ import annotations
 
@@ -132,8 +132,7 @@ def suggest_similar_run(name: str) -> str:
 
 
 def new_run(name: str, *, what: str) -> DetachedRun:
-    """Create the folder of a run with this name, or else the name of the program `what` with a number. Raises
-    ConfigError."""
+    """Create the folder of a run with this name, or that of the program `what` with a number. Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
         why = "is not a valid name; use letters, digits, '-', '_' and '.'"
         raise ConfigError(f"--name: {name!r:.80} {why}", key="name")
@@ -180,16 +179,14 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 
 _START_S = 30.0
-"""Seconds within which a keeper must start its program."""
 _EARLY_S = 1.0
-"""If a program fails within this many seconds, `start` raises an error with its output."""
 _LOOK_EVERY_S = 0.1
 _TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start `stoker run` in a process that continues after logout. Raises ConfigError, or SessionError if the program
-    fails immediately."""
+    """Start `stoker run` in a process that continues after logout. Raises ConfigError, or SessionError at an early
+    failure."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -234,7 +231,7 @@ def tail(run: DetachedRun) -> str:
 
 
 def follow(run: DetachedRun) -> None:
-    """Print the log of a detached run until the run ends, then exit with its exit status."""
+    """Print the log of a run until its end, then exit with its exit status."""
     try:
         with run.log.open("rb") as file:
             is_running = True

@@ -1,12 +1,10 @@
 """Choose the session that a command applies to. Ask its manager, or read the journal of an ended session.
 
 If the command names no session, the choice is: 1. the newest session of the current folder; 2. the newest running
-session; 3. the newest session. A session belongs to a folder if a program started or joined the session there
-(`runinfo`), if `stoker up` ran there, or if the session's own folder is there or in a parent.
-
-A command that changes a session (`down`, `attach`) accepts only a running session of `stoker up`, preferably of the
-current folder. Other commands print the id of the chosen session if the user may expect another one, and search other
-sessions for an unknown call.
+session; 3. the newest session. A session belongs to a folder if a program started or joined it there (`runinfo`), if
+`stoker up` ran there, or if its own folder is there or in a parent. A command that changes a session (`down`, `attach`)
+accepts only a running session of `stoker up`. Other commands print the id of the session if the user may expect another
+one, and search other sessions for an unknown call.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session with this id, id prefix or folder. Without `name`, apply the module's rule. `hint`: the words
-    before another session's name. Raises SessionError."""
+    """Return the session with this id, id prefix or folder, or else by the module's rule. `hint`: the words before
+    another session's name. Raises SessionError."""
     named = session_at_path(name)
     if named is not None:
         return named
@@ -91,8 +89,8 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command such as `stoker down` changes if the user names none. Raises SessionError if no
-    session or several sessions match."""
+    """Return the session that a command such as `stoker down` changes by default. Raises SessionError unless one
+    matches."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     if not found:
         running = ", ".join(run.name for run in runs.known_runs() if run.is_running())
@@ -147,8 +145,8 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of all known sessions, the last used first, each with True if the session belongs to the
-    folder `here`. The folder `runinfo` has links to joined sessions."""
+    """Return the folders of all known sessions, the last used first, and whether each belongs to the folder `here`.
+    `runinfo` has links to joined sessions."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -169,7 +167,6 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
 
 
 def _belongs_to_folder(folder: Path, here: Path) -> bool:
-    """Return True if the session's folder is below or above `here`, or if `stoker up` ran in `here`."""
     if folder.is_relative_to(here) or here.is_relative_to(folder):
         return True
     with contextlib.suppress(OSError):
@@ -186,8 +183,7 @@ Command = Callable[..., None]
 
 
 def add_session_argument(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, both as an argument and as an option. `default`: help text that says which session is
-    chosen if the user gives none."""
+    """Add SESSION to a command, as an argument and as an option. `default`: help text on the default."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -223,7 +219,7 @@ def read_session_status(name: str) -> tuple[SessionFolder, SessionAnswer]:
 
 
 def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswer:
-    """Return the last status of an ended session, from the session's journal. Raises SessionError."""
+    """Return the last status of an ended session, from its journal. Raises SessionError."""
     from stoker.manager.live.replay import status_of_ended_session
 
     with _explain_journal_errors(folder, ended):
@@ -231,8 +227,8 @@ def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswe
 
 
 def find_story_of_subject(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return the session of a subject (such as a call or pilot), the subject's history, and why the session has ended.
-    If `name` is empty, also search other sessions. Raises SessionError."""
+    """Return the session of a subject (such as a call), the subject's history, and why the session has ended. Without
+    `name`, also search other sessions. Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
     if name or story.found or is_ambiguous_subject(story):

@@ -1,8 +1,6 @@
-"""Find the processes, jobs and the folder that remain of an ended session.
-
-`prune` removes the whole session folder if the folder is in a usual place (`sessions.d` of the state folder, `runinfo`
-of a program). A folder that a user has named (`stoker up --folder`) is kept if it contains other files.
-"""
+"""Find the processes, jobs and the folder that remain of an ended session. `prune` removes the whole folder if it is in
+a usual place (`sessions.d`, `runinfo`). A folder that a user has named (`stoker up --folder`) stays if it contains
+other files."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""The modules that the processes of a session run, and their displayed names."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""File names of the TaskVine programs that run in a session."""
 _SHOWN_AS = {"factory": "job submitter"}
 _SUBMITTER = "its job submitter"
 _REMOVES = {
@@ -61,7 +57,7 @@ class LeftBehind(msgspec.Struct, frozen=True):
 
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's processes on this machine, and its manager if it runs on another machine."""
+    """Yield the session's processes here, and its manager on another machine."""
     for process, kind, path in iter_own_session_processes():
         if path == folder.path:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
@@ -73,7 +69,7 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
-    """Yield this user's processes of all sessions here: process, kind and session folder."""
+    """Yield this user's processes of sessions here, with kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
@@ -99,8 +95,7 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """Return True if batch systems may still have jobs of an ended session. The factory's list lacks the workers of
-    TaskVine."""
+    """True if batch systems may still have jobs of an ended session. The factory's list lacks TaskVine's workers."""
     file = folder.path / JOBS_LEFT
     if detached.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
@@ -108,7 +103,6 @@ def may_have_jobs(folder: SessionFolder) -> bool:
 
 
 def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    """Return the batch system of a session's site. Raises SubmissionRefused or ConfigError."""
     from stoker.manager.factory.batches import make_batch  # slow import of Parsl
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
@@ -116,7 +110,7 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
 
 
 def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
-    """Return the open jobs of a session at a site, with their status, without jobs in `seen`. Raises StokerError."""
+    """Return the open jobs of a session at a site, with their status. Raises StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
     batch = batch_of(site, folder)
@@ -128,7 +122,7 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 def list_jobs_before_processes(
     here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None
 ) -> list[LeftBehind]:
-    """Return the jobs that the factory is still cancelling, then the processes. A factory with jobs must not be
+    """Return the jobs that the factory is still cancelling, then the processes: a factory with jobs must not be
     killed."""
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
@@ -139,8 +133,7 @@ def list_jobs_before_processes(
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield the session's jobs. If a batch system does not answer, yield the jobs that the earlier status `before`
-    lists."""
+    """Yield the session's jobs; if a batch system does not answer, those in the earlier status `before`."""
     seen: set[str] = set()
     jobs_before = [job for job in before.jobs if job.job] if before is not None else []
     try:
@@ -206,7 +199,7 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the total size of all files below a folder. A file with several hard links counts once."""
+    """Return the total size of all files below a folder; hard links count once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):

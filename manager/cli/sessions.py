@@ -1,5 +1,4 @@
-"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove the pilots' caches on this
-machine."""
+"""`stoker sessions`: list and remove sessions. `stoker caches`: show and remove the pilots' caches here."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ _MADE_S = 60.0
 
 
 class SessionState(enum.Enum):
-    """`LOST`: the session has not ended, but its manager is dead (`stoker attach` or `stoker down`)."""
+    """`LOST`: not ended, but without a manager (`stoker attach` or `stoker down`)."""
 
     UP = "up"
     LOST = "lost"
@@ -193,8 +192,8 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Remove expired unused files from the pilots' caches on this machine, or with `clear` all unused files. Return a
-    summary of the files that are kept. Raises StokerError."""
+    """Remove expired unused files from the pilots' caches here, or with `clear` all unused files. Return what is kept.
+    Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
         where = f"--scratch: there is no folder {place} on {socket.gethostname()}"
@@ -216,7 +215,7 @@ def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContent
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return messages about the files that a session with these sites leaves on compute nodes."""
+    """Return messages about the files that a session leaves on compute nodes."""
     places: dict[str, dict[str, None]] = {}
     for site in sites:
         age = _show_age(site.pilot.cache_age_s, ".3g", "days")

@@ -1,4 +1,4 @@
-"""The options of `stoker simulate`. The slow module `simulating` is imported only for a simulation."""
+"""The options of `stoker simulate`, apart from the slow module `simulating`."""
 
 from __future__ import annotations
 

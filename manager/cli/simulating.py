@@ -1,4 +1,4 @@
-"""The implementation of `stoker simulate`: simulate a scenario under several policies, and compare the policies."""
+"""`stoker simulate`: simulate a scenario under several policies, and compare the policies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NARROW = 0.02
 
 
 def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
-    """Return a line per policy, with the mean of each metric and the half width of its 95 % confidence interval."""
+    """Return a line per policy, with each mean and the half width of its 95 % confidence interval."""
     shown = []
     for column in columns:
         found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
@@ -134,13 +134,12 @@ def count(number: int, noun: str) -> str:
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""Maximum number of simulation runs for which one line per run is printed to a pipe."""
+"""Maximum number of runs with one line per run on a pipe."""
 _FROM = 0.03
-"""The time left is shown after this share of the simulation runs is complete."""
 
 
 class SimulationProgress:
-    """Shows the progress of all simulation runs in a bar, or in one line per finished run on a pipe."""
+    """Shows the progress of all runs in a bar, or one line per run on a pipe."""
 
     def __init__(self, *, total: int, calls: int, shown: bool) -> None:
         self._total = total
@@ -210,8 +209,8 @@ def simulate(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Simulate the scenario, print a report, and return the exit code. If StokerError is raised, the files of finished
-    runs are kept. The arguments are those of the command."""
+    """Simulate the scenario, print a report, and return the exit code. The files of finished runs are kept after
+    StokerError."""
     scenario = _scenario(given, policies=policies, seeds=seeds, changes=changes)
     total = len(scenario.policies) * scenario.seeds
     jobs = min(jobs or len(os.sched_getaffinity(0)), total)
@@ -268,7 +267,7 @@ def _scenario(given: str, *, policies: tuple[str, ...], seeds: int | None, chang
 def _run(
     scenario: Scenario, folder: Path, *, jobs: int, total: int, quiet: bool
 ) -> tuple[list[FinishedRun], StokerError | KeyboardInterrupt | None]:
-    """Return the finished runs, and the error because of which some runs are missing."""
+    """Return the finished runs, and the error because of which runs are missing."""
     runs, work, stopped = list[FinishedRun](), scenario.workload, None
     calls = -(-work.inputs // work.items) if isinstance(work, SweepCalls) else 0
     shown = SimulationProgress(total=total, calls=calls, shown=not quiet and console.is_terminal())

@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests`: run the tests in `stoker.site_tests` with pytest, and show the results."""
+"""`stoker doctor SITE --tests`: run `stoker.site_tests` with pytest, and show the results."""
 
 from __future__ import annotations
 
@@ -94,14 +94,11 @@ def _summary(report: SiteReport) -> str:
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest if the expression of `-k` is invalid or matches no test."""
+"""Exit codes of pytest for an invalid `-k`, or one that matches no test."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Run the tests of Stoker's promises on a site. `chosen` selects tests, as pytest's `-k`; empty for all.
-
-    Raises StokerError if `chosen` selects no test, or if the tests did not run.
-    """
+    """Run the tests of Stoker's promises on a site. `chosen`: as pytest's `-k`. Raises StokerError if no test ran."""
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:

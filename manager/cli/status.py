@@ -61,7 +61,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """Displays a session until it ends. A terminal shows the current status, and a pipe receives only changes."""
+    """Displays a session until it ends; on a pipe, only changes."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.last: Status | None = None
@@ -108,8 +108,7 @@ class StatusPicture:
 
 
 def lines_if_status_changed(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines of the status if pilots, blocks or contexts have changed, one line if only the numbers of calls
-    have changed, and else no line."""
+    """Return all lines if pilots, blocks or contexts have changed, one line if only numbers of calls have."""
     if before is None or _state_without_call_counts(status) != _state_without_call_counts(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
@@ -145,7 +144,7 @@ def policy_of(folder: SessionFolder) -> str:
 
 
 _BACK_WITHIN_S = 10.0
-"""Seconds within which the user's program or the session's keeper restarts a dead manager."""
+"""Seconds within which others restart a dead manager."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
@@ -174,8 +173,7 @@ def attach(*, session: str) -> None:
 
 
 def restart_dead_manager(folder: SessionFolder) -> None:
-    """Restart the session's manager if it is dead. Raises SessionError, or SessionEndedError if the session has
-    ended."""
+    """Restart a dead manager. Raises SessionError, or SessionEndedError if the session has ended."""
     if detached.is_up(folder):
         return
     if why := detached.over(folder):
@@ -188,8 +186,8 @@ def restart_dead_manager(folder: SessionFolder) -> None:
 
 
 def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return a warning if a manager moved from the address `before` to `now`, which pilots with only a copy of the
-    session folder cannot find."""
+    """Return a warning if a manager moved to an address that pilots with only a copy of the session folder cannot
+    find."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""

@@ -26,7 +26,7 @@ PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _MIB = 1024 * 1024
 _FREE_OF_SYSTEM = 0.9
-"""Share of a node's memory that jobs may use. The operating system needs the rest."""
+"""Share of a node's memory that jobs may use."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
@@ -44,8 +44,8 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A Slurm partition. 0 means unlimited or unknown. `cores`, `memory_bytes`: size of the smallest node. `gpu_cores`,
-    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and per core."""
+    """A Slurm partition; 0 means unlimited or unknown. `cores`, `memory_bytes`: of the smallest node. `gpu_cores`,
+    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and core."""
 
     name: str
     default: bool = False
@@ -63,8 +63,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """The cores and the bytes of memory for a pilot: the part of the smallest node that belongs to one GPU, or else
-        the whole node, within the limits of the partition."""
+        """The cores and the bytes of memory for a pilot: one GPU's part of the smallest node, or else the whole
+        node."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
@@ -77,8 +77,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """Facts about a Slurm cluster. `preempts`: jobs of one partition can preempt jobs of another. `trouble`: the first
-    error of Slurm's commands."""
+    """Facts about a Slurm cluster. `preempts`: jobs of one partition can preempt others. `trouble`: the first error."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -92,7 +91,6 @@ class Slurm(msgspec.Struct, frozen=True):
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Return the facts about the cluster that Slurm's commands print."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -114,8 +112,8 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str, shown: str) -> list[Partition]:
-    """Return the partitions that are up, from the outputs of `sinfo` (one line per kind of node) and of `scontrol show
-    partition --oneliner`."""
+    """Return the partitions that are up, from `sinfo` (one line per kind of node) and `scontrol show partition
+    --oneliner`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -154,7 +152,7 @@ def read_partitions(text: str, shown: str) -> list[Partition]:
 
 
 def read_gres(text: str) -> list[tuple[str, int]]:
-    """Return the types and numbers of GPUs in a GRES text, such as `gpu:a10:2(S:0-1),gpu:titanx:1`."""
+    """Return the types and numbers of GPUs in a text such as `gpu:a10:2(S:0-1),gpu:titanx:1`."""
     return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
 
 
@@ -187,8 +185,7 @@ _SUBMITS = (
     (ProviderKind.PBS, "qsub"),
     (ProviderKind.KUBERNETES, "kubectl"),
 )
-"""Commands that identify batch systems, in the order of preference. Only Grid Engine has `qconf`; PBS has `qsub`,
-too."""
+"""Commands that identify batch systems. Only Grid Engine has `qconf`; PBS has `qsub`, too."""
 _CONTEXT = ("kubectl", "config", "current-context")
 """Command that fails if `kubectl` has no cluster."""
 IMAGE = "IMAGE"
@@ -212,7 +209,7 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of the HTCondor pool. If its `user_domain` is not this host's, the machine runs jobs as other users."""
+    """A machine of the HTCondor pool. With another `user_domain`, it runs jobs as other users."""
 
     cores: int
     memory_bytes: int
@@ -221,7 +218,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """Facts about this host. `home_shared`: True if the state folder is on a shared file system."""
+    """Facts about this host. `home_shared`: the state folder is on a shared file system."""
 
     host: str
     user: str
@@ -240,7 +237,6 @@ class HostFacts(msgspec.Struct, frozen=True):
 
     @property
     def fast_network(self) -> str:
-        """The name of a fast network interface (such as InfiniBand), or empty."""
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
@@ -287,7 +283,7 @@ def scratch_places() -> list[ScratchPlace]:
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
-    """Return the names of the open queues in the output of `qstat -Q`, `bqueues -w` or `qconf -sql`."""
+    """Return the open queues in the output of `qstat -Q`, `bqueues -w` or `qconf -sql`."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if kind is ProviderKind.GRID_ENGINE:
         return [words[0] for words in lines]
@@ -298,7 +294,7 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
 
 
 def parse_condor_nodes(text: str) -> list[Node]:
-    """Return the machines in the output of `condor_status -af`: cores, MiB of memory, GPUs and user domain."""
+    """Return the machines in the output of `condor_status -af`: cores, MiB of memory, GPUs, user domain."""
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
@@ -312,7 +308,7 @@ _NODES = (
     "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-"""Command that lists the slots of the HTCondor pool. With `-startd`, HTCondor 25 would list daemons instead."""
+"""With `-startd`, HTCondor 25 would list daemons instead of slots."""
 
 
 def _output_or_empty(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:

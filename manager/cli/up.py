@@ -27,14 +27,13 @@ from stoker.units import parse_seconds
 
 _ANSWER_S = 20.0
 _REASONS_S = 5.0
-"""Seconds to wait for the next query of the batch system, which tells why blocks are pending."""
+"""Seconds to wait until the batch system tells why blocks are pending."""
 _ASK_EVERY_S = 0.25
 _REFUSED = "refused"
 
 
 def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
-    """Wait until the batch systems have accepted or refused the first blocks, or until a time limit. Return the
-    session's status."""
+    """Wait until the batch systems have accepted or refused the first blocks, or a time limit."""
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_ANSWER_S if first and wait else 0)
     answered = False
