@@ -63,22 +63,11 @@ def check_earlier_sessions() -> Iterator[Finding]:
     if over:
         size = sum(map(size_bytes, over))
         text = f"{_count(len(over), 'ended session')} with {show_bytes(size)} of logs and journals"
-        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, describe_removable_folders(over))
+        fix = "stoker sessions --prune removes the old ones"
+        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, fix)
     if dangling:
         text = f"{_count(len(dangling), 'link')} to sessions whose folders are gone"
         yield warn("sessions", text, "rm " + " ".join(map(str, dangling)))
-
-
-def describe_removable_folders(folders: Sequence[Path]) -> str:
-    places: dict[Path, list[str]] = {}
-    for folder in folders:
-        run = folder.parent if folder.parent.parent.name == "runinfo" else folder
-        places.setdefault(run.parent, []).append(run.name)
-    lines = [
-        f"  {place}: {_count(len(runs), 'folder')}, {' … '.join(dict.fromkeys([runs[0], runs[-1]]))}"
-        for place, runs in places.items()
-    ]
-    return "\n".join(["stoker sessions --prune removes the old ones; or by hand (rm -r):", *lines])
 
 
 def _count(number: int, noun: str) -> str:

@@ -33,9 +33,11 @@ _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNE
 
 
 class Draft(msgspec.Struct, frozen=True):
+    """A site file, whose comments are the reasons for its settings. `notes`: what else the user must know."""
+
     text: str
     headline: str
-    reasons: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def draft(around: HostFacts, *, partition: str = "") -> Draft:
@@ -69,19 +71,15 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     lines = [*_head(around, chosen.name if chosen else "slurm", f"Slurm {slurm.version}"), 'kind = "slurm"']
     if chosen is None:
         why = f"its partitions could not be listed ({slurm.trouble})" if slurm.trouble else "it shows no partition"
-        reason = f"Slurm is here, but {why}: write a partition into the file"
-        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (reason,))
+        note = f"Slurm is here, but {why}: write a partition into the file"
+        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (note,))
     others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
-    facts = ["it has GPUs"] if chosen.gpus else []
-    if slurm.is_preemptible(chosen):
-        facts.append("it uses idle nodes, and a preempted pilot costs only its running calls")
-    why = ", and ".join(facts) or ("the default" if chosen.default else "the first one")
-    reasons = [f"partition {describe(slurm, chosen)}: {'as you said' if named else why}"]
-    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only partition that is up"))
+    idle = "; idle nodes, and a preempted pilot costs only its calls" if slurm.is_preemptible(chosen) else ""
+    also = f"also: {others}" if others else "the only partition that is up"
+    lines.append(_line("partition", chosen.name, f"{describe(slurm, chosen)}{idle}; {also}"))
     if slurm.accounts:
         first, *more = slurm.accounts
         lines.append(_line("account", first, f"also: {', '.join(more)}" if more else "your only account"))
-        reasons.append(f"account {first}: {'the first that Slurm has for you' if more else 'your only account'}")
     limit = f"allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "has no limit"
     walltime = _format_duration(min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S))
     lines.append(_line("walltime", walltime, f"the partition {limit}; shorter jobs start sooner"))
@@ -90,15 +88,11 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
         kinds = [gpus for gpus in chosen.gpus if gpus.type]
         alone = f'; write "{kinds[0].type}:1" for one kind alone' if kinds else ""
         lines.append(_line("gpus", "1", f"per node; there are {each} nodes{alone}"))
-        reasons.append("gpus: one per job, of any kind; small jobs start sooner")
-    else:
-        reasons.append("no GPUs: pilots run on CPU cores")
     known = chosen.memory_bytes > _NO_MEMORY
-    has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
-    smallest = "the smallest node" if has else ""
-    _add_size(lines, reasons, *chosen.share, has, smallest, gpus=bool(chosen.gpus))
-    lines += _pilot_and_session(around, reasons, cpu=None if chosen.gpus else chosen.share)
-    return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
+    has = f"the smallest node has {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
+    lines += _size(*chosen.share, has or _GUESS, gpus=bool(chosen.gpus))
+    rest, notes = _pilot_and_session(around, cpu=None if chosen.gpus else chosen.share)
+    return Draft(_text([*lines, *rest]), f"Slurm, partition {chosen.name}", tuple(notes))
 
 
 def _queue(around: HostFacts, named: str) -> Draft:
@@ -107,29 +101,27 @@ def _queue(around: HostFacts, named: str) -> Draft:
         raise ConfigError(f"there is no queue {named}; known queues: {', '.join(around.queues)}", key="queue")
     queue = named or (around.queues[0] if around.queues else "")
     lines = [*_head(around, kind, around.command), f'kind = "{kind}"']
-    reasons = [f"{kind}: {around.command} is on PATH"]
     if around.kind is ProviderKind.CONDOR:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
         lines.append(_with_comment("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
-        lines.append(_line("image", IMAGE, "your container image, with Stoker installed"))
-        reasons.append("image: Kubernetes runs pilots in a container; write the container's image into the file")
+        lines.append(_line("image", IMAGE, "write the name of your container image, with Stoker installed"))
     elif queue:
         others = ", ".join(name for name in around.queues if name != queue)
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
-        reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
     lines.append(_line("walltime", _format_duration(_WALLTIME_S), "shorter jobs start sooner"))
     has_gpus = not around.nodes or any(node.gpus for node in around.nodes)
     if has_gpus:
         lines.append(_line("gpus", "1", "per node; omit this line for CPU cores"))
     else:
         lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
-        reasons.append("gpus: no machine of the pool has GPUs")
     cores, memory, has = _share(around.nodes)
-    smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
-    _add_size(lines, reasons, cores, memory, has, smallest, gpus=has_gpus)
-    lines += _pilot_and_session(around, reasons, cpu=None if has_gpus else (cores, memory))
-    return Draft(_text(lines), kind, tuple(reasons))
+    lines += _size(cores, memory, has, gpus=has_gpus)
+    rest, notes = _pilot_and_session(around, cpu=None if has_gpus else (cores, memory))
+    return Draft(_text([*lines, *rest]), kind, tuple(notes))
+
+
+_GUESS = "a guess, because the machines are not known; change it"
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
@@ -137,27 +129,20 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
     the whole smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
-        return _CORES, _MEMORY_BYTES, ""
+        return _CORES, _MEMORY_BYTES, _GUESS
     cores = min(max(1, node.cores // max(1, node.gpus)) for node in able)
     memory = min(node.memory_bytes // max(1, node.gpus) for node in able)
     smallest = min(able, key=lambda node: (node.memory_bytes, node.cores))
-    return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
+    return cores, memory, f"the smallest machine has {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
 
 
-def _add_size(
-    lines: list[str], reasons: list[str], cores: int, memory: int, has: str, smallest: str, *, gpus: bool
-) -> None:
-    part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
-    lines.append(_with_comment(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}"))
-    size = f"{cores} cores"
-    if memory > _NO_MEMORY:
-        shown = f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
-        lines.append(_line("memory", shown, "for loading models and caching their files"))
-        size += f" and {shown}"
-    else:
-        lines.append(_with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
-    known = f"{'the part of one GPU' if gpus else 'most'} of {smallest}"
-    reasons.append(f"{size}: {known if smallest else 'a guess, because the machines are not known; change it'}")
+def _size(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
+    part = "the part of one GPU" if gpus else "most of a node; smaller jobs start sooner"
+    line = _with_comment(f"cores = {cores}", f"{part}; {has}")
+    if memory <= _NO_MEMORY:
+        return [line, _with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes")]
+    shown = f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
+    return [line, _line("memory", shown, "for loading models and caching their files")]
 
 
 def _local(around: HostFacts) -> Draft:
@@ -178,7 +163,8 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
     return [found, f'name = "{safe}"', "", "[provider]"]
 
 
-def _pilot_and_session(around: HostFacts, reasons: list[str], *, cpu: tuple[int, int] | None) -> list[str]:
+def _pilot_and_session(around: HostFacts, *, cpu: tuple[int, int] | None) -> tuple[list[str], list[str]]:
+    """Return the tables [pilot] and [session], and notes."""
     lines = ["", "[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
@@ -186,18 +172,15 @@ def _pilot_and_session(around: HostFacts, reasons: list[str], *, cpu: tuple[int,
         lines.append(_line("devices", f"cpu:{count}", f'CPU devices of a pilot, {each}; "cpu": one a core'))
     local = [each for each in around.scratch if not each.shared]
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
-    place = local[0].path if local else "$TMPDIR"
-    here = f"; here: {shown}" if shown else ""
+    place, here = local[0].path if local else "$TMPDIR", f"; here: {shown}" if shown else ""
     lines.append(_with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}"))
-    if not around.home_shared:
-        why = f"{around.home} does not look like a shared file system: if compute nodes do not see it"
-        reasons.append(f"{why}, name a folder that they see: stoker up --folder DIR")
+    unseen = f"{around.home} does not look like a shared file system: if compute nodes do not see it"
+    notes = [] if around.home_shared else [f"{unseen}, name a folder that they see: stoker up --folder DIR"]
     if not (fast := around.fast_network):
-        reasons.append(f"pilots will reach this host at {around.reached_at}, the address of its name")
-        return lines
-    reasons.append(f"pilots will reach this host over {fast} ({around.networks[fast]})")
+        return lines, [*notes, f"pilots will reach this host at {around.reached_at}, the address of its name"]
     known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
-    return [*lines, "", "[session]", _line("interface", fast, f"also: {known}")]
+    lines += ["", "[session]", _line("interface", fast, f"{around.networks[fast]}; also: {known}")]
+    return lines, notes
 
 
 def describe(slurm: Slurm, each: Partition) -> str:
@@ -232,7 +215,7 @@ def _text(lines: Sequence[str]) -> str:
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
-    The command submits and overwrites nothing. The command prints its choices and reasons.
+    The command submits and overwrites nothing. The command prints the file, whose comments have the reasons.
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:
@@ -253,7 +236,8 @@ def render(made: Draft, *, output: Path) -> list[str]:
     return [
         f"wrote {output}: {made.headline}",
         "",
-        *(f"  {why}" for why in made.reasons),
+        *(f"  {line}" for line in made.text.splitlines()),
+        *(f"note: {each}" for each in made.notes),
         "",
         f"next: stoker up {output} --dry-run    print the exact submit script",
         f"      stoker doctor {output}          check the site file; --probe submits a one-minute pilot",

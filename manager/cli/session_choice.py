@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -305,3 +306,64 @@ def _explain_journal_errors(folder: SessionFolder, ended: SessionEndedError) -> 
             f" ({type(error).__name__}: {error}); its logs: stoker logs --session {folder.path}"
         )
         raise SessionError("\n".join([text, *lines])) from error
+
+
+# ---- a session that is read repeatedly
+
+
+_ENDED_AGAIN_S = 10.0
+"""Seconds after which an ended session is checked again. `stoker attach` may have restarted the session's manager."""
+
+
+class FollowedSession:
+    """A session whose status is read repeatedly, also after restarts of its manager and after its end.
+
+    Args:
+        name: The session's id, a prefix of the id, or its folder. By default the session that `stoker status` shows.
+
+    Raises:
+        SessionError: The session does not exist.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        folder = session_to_show(name, hint="stoker dashboard")
+        file = folder.read()
+        self.folder = str(folder.path)
+        self.session = file.session
+        self.site = file.site
+        self.log = str(folder.manager_log)
+        self._folder: SessionFolder = folder
+        self._observer: Observer | None = None
+        self._ended: SessionAnswer | None = None
+        self._ended_at = 0.0
+
+    def answer(self) -> SessionAnswer:
+        """Return the session's status. For an ended session, return its last status from its journal.
+
+        Raises:
+            SessionError: The manager does not answer, or the journal cannot be read.
+        """
+        if self._ended is not None and time.monotonic() - self._ended_at < _ENDED_AGAIN_S:
+            return self._ended
+        try:
+            if self._observer is None:
+                observer = Observer(self._folder)
+                self._observer = observer.__enter__()
+            status = self._observer.status()
+        except SessionEndedError as ended:
+            self.close()
+            if self._ended is None:
+                self._ended = last_status(self._folder, ended)
+            self._ended_at = time.monotonic()
+            return self._ended
+        except SessionError:
+            self.close()
+            raise
+        self._ended = None
+        return SessionAnswer(status)
+
+    def close(self) -> None:
+        """Close the connection to the manager. The next call of `answer` opens the connection again."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None

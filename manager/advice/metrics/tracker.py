@@ -207,7 +207,6 @@ def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | N
 
 
 LOOK_BYTES = 262_144
-_BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
@@ -256,36 +255,11 @@ class FollowedLog:
 def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
     """Yield the last lines of a file, newest first, back to byte `start`, without incomplete and too long lines."""
     reach = max(start, size - LOOK_BYTES)
-    rest, end, at_end, too_long = b"", size, True, False
-    while end > reach:
-        begin = max(reach, end - _BLOCK_BYTES)
-        block = os.pread(descriptor, end - begin, begin)
-        if len(block) < end - begin:
-            return  # the file was truncated while it was read
-        end = begin
-        first, *more = block.replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
-        if more:
-            last = more.pop()
-            newest = b"" if too_long else last + rest
-            if not at_end or _is_complete_line(newest):
-                yield from _texts(newest)
-            for part in reversed(more):
-                yield from _texts(part)
-            rest, at_end, too_long = first, False, False
-        else:
-            rest = b"" if too_long else first + rest
-        if len(rest) > _LONGEST_BYTES:
-            rest, too_long, at_end = b"", True, False
-    if reach == start and not too_long and (not at_end or _is_complete_line(rest)):
-        yield from _texts(rest)
-
-
-def _texts(line: bytes) -> Iterator[str]:
-    if line and len(line) <= _LONGEST_BYTES and not line.isspace():
-        text = line.decode("utf-8", "replace")
-        if _BINARY * text.count("\ufffd") <= len(text):
-            yield text
-
-
-def _is_complete_line(last: bytes) -> bool:
-    return last.rstrip(b" ").endswith((b"]", b"}"))
+    lines = os.pread(descriptor, size - reach, reach).replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
+    if not lines[-1].rstrip(b" ").endswith((b"]", b"}")):
+        lines.pop()  # the program is still writing the last line
+    for line in reversed(lines if reach == start else lines[1:]):
+        if line and len(line) <= _LONGEST_BYTES and not line.isspace():
+            text = line.decode("utf-8", "replace")
+            if _BINARY * text.count("\ufffd") <= len(text):
+                yield text

@@ -17,6 +17,7 @@ import msgspec
 from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, WorkloadFacts
 from stoker.manager.advice.source.reading import (
     Function,
+    Known,
     NotReadError,
     OutOfBoundsError,
     OwnFolders,
@@ -25,7 +26,6 @@ from stoker.manager.advice.source.reading import (
     parsed,
 )
 from stoker.manager.advice.source.scan import Scanner
-from stoker.manager.advice.source.values import Known
 
 # ---- normalised source
 

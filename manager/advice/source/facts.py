@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from stoker.manager.advice.secrets import masked
-from stoker.manager.advice.source.values import CallSite, ImportedName, Known, NamedFile
+from stoker.manager.advice.source.reading import CallSite, ImportedName, Known, NamedFile
 
 # ---- facts
 
