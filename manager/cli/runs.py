@@ -27,6 +27,7 @@ from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.locks import is_locked, machine, started
 from stoker.manager.cli import console
+from stoker.protocol.session import modification_time
 from stoker.units import show_seconds
 
 # ---- the folder of a run
@@ -116,7 +117,7 @@ def runs_folder() -> Path:
 def known_runs() -> list[DetachedRun]:
     with suppress(OSError):
         found = [entry for entry in runs_folder().iterdir() if entry.is_dir()]
-        return [DetachedRun(path) for path in sorted(found, key=_modification_time, reverse=True)]
+        return [DetachedRun(path) for path in sorted(found, key=modification_time, reverse=True)]
     return []
 
 
@@ -160,13 +161,7 @@ def remove(run: DetachedRun) -> None:
 
 
 def seconds_since_run_end(run: DetachedRun) -> float:
-    return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_modification_time, (run.path, run.log))))
-
-
-def _modification_time(path: Path) -> float:
-    with suppress(OSError):
-        return path.lstat().st_mtime
-    return 0.0
+    return 0.0 if run.is_running() else max(0.0, time.time() - max(map(modification_time, (run.path, run.log))))
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

@@ -61,11 +61,10 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
     for process, kind, path in iter_own_session_processes():
         if path == folder.path:
             yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
-    holder = None
     with contextlib.suppress(SessionError):
         holder = lease.read(lease.lease_file(folder))
-    if holder is not None and lease.is_alive(holder) is None and not holder.over:
-        yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
+        if holder is not None and lease.is_alive(holder) is None and not holder.over:
+            yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
 
 def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:

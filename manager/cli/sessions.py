@@ -24,7 +24,7 @@ from stoker.manager.executor.detached import is_session_starting
 from stoker.pilot.agent.scratch import base_folder, sweep
 from stoker.pilot.cache import ObjectCache, store
 from stoker.pilot.starter.place import Environments
-from stoker.protocol.session import SessionFolder, is_begun, is_session_folder
+from stoker.protocol.session import SessionFolder, is_begun, is_session_folder, modification_time
 from stoker.site import Site
 from stoker.units import parse_seconds, show_bytes, show_seconds
 
@@ -150,7 +150,7 @@ def _read_known(idle_s_and_path: tuple[float, Path]) -> KnownSession | None:
 def _idle_s(folder: Path) -> float:
     newest = 0.0
     with contextlib.suppress(OSError):
-        newest = max(entry.lstat().st_mtime for entry in (folder, *folder.iterdir()))
+        newest = max(map(modification_time, (folder, *folder.iterdir())))
     return max(0.0, time.time() - newest)
 
 

@@ -171,20 +171,6 @@ def test_doctor_check_that_raises_is_reported_as_a_finding(monkeypatch: pytest.M
     assert finding.text == "unlucky could not be checked (Is there luck?): OSError: no such luck"
 
 
-@pytest.mark.parametrize(
-    ("version", "bounds", "met"),
-    [
-        ("1.2.3", ">=1.2", True),
-        ("1.10", ">=1.9,<2", True),
-        ("2.0", ">=1.9,<2", False),
-        ("2.13.0+cpu", "==2.13.0", True),
-        ("", ">=1", False),
-    ],
-)
-def test_versions_are_compared_with_bounds(version: str, bounds: str, met: bool):
-    assert doctor_machine.is_version_within_bounds(version, bounds) is met
-
-
 def test_torch_build_is_read_without_importing_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     torch = tmp_path / "torch"
     torch.mkdir()

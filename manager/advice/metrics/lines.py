@@ -96,10 +96,6 @@ _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
 _REACH = 32
-_TOTALS = re.compile(
-    rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
-    rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
-)
 _NO_COUNT = re.compile(
     r"(?:^|[^a-z])(?:skipped|nan|number of|num|total|max|warmup|every|per|in|last|save\w*|log\w*)\W?$", re.I
 )
@@ -185,12 +181,9 @@ def _overlaps(match: re.Match[str], taken: Iterable[tuple[int, int]]) -> bool:
 
 
 def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
-    low = lower(text)
-    if not any(word in low for word in ("total", "max", "num")):
-        return counted
-    totals = {_UNIT[match["word"]]: number(match["total"]) for match in _TOTALS.finditer(low)}
+    totals = stated_totals([text]) if any(each.total is None for each in counted) else {}
     return [
-        Counter(each.name, each.unit, each.done, totals[each.unit])
+        msgspec.structs.replace(each, total=totals[each.unit])
         if each.total is None and each.done <= totals.get(each.unit, -1.0)
         else each
         for each in counted

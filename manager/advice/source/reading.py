@@ -1,5 +1,4 @@
-"""Read source and config files in the user's folders, within limits, and the values in them. No other file is read, not even through a symbolic
-link."""
+"""Read source and config files in the user's folders, within limits, and the values in them."""
 
 from __future__ import annotations
 
