@@ -26,22 +26,8 @@ from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgre
 from stoker.manager.advice.source.agent import add_facts_from_model
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts, mask_secrets_in_facts
-from stoker.manager.core.events import (
-    LONGEST_MESSAGE,
-    AdviceArrived,
-    Answer,
-    AskAdvice,
-    ContextAdvice,
-    CostAdvice,
-    OfContext,
-    OfFailure,
-    OfFunction,
-    OfPace,
-    PaceAdvice,
-    VerdictAdvice,
-    decode_question,
-    encode,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import AdviceArrived, AskAdvice, OfContext, OfFailure, OfFunction, OfPace
 from stoker.protocol.session import SessionFolder, read_program_source
 
 log = logging.getLogger("stoker.advisor")
@@ -86,7 +72,7 @@ class Advisor:
 
     def needs_model_opinion(self, found: AdviceArrived | None) -> bool:
         verdict = found.advice if found is not None else None
-        return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
+        return self._endpoint is not None and isinstance(verdict, events.VerdictAdvice) and verdict.sure < DOUBTED
 
     def answer_with_model_opinion(self, question: AskAdvice) -> AdviceArrived | None:
         assert isinstance(question.about, OfFailure)
@@ -102,7 +88,7 @@ class Advisor:
         if fault is None:
             return None
         proof = tuple(line.text[:_PROOF_CHARACTERS] for line in fault.proof[:_PROOF_LINES])
-        verdict = VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
+        verdict = events.VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
         return AdviceArrived(about, verdict, "its log")
 
     def _answer_about_context(self, question: AskAdvice, about: OfContext) -> AdviceArrived | None:
@@ -117,11 +103,8 @@ class Advisor:
         return _found(about, estimating.estimate_context_loads(self._store, loader, but=about.recipe))
 
     def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
-        measured = {
-            kind: ContextAdvice(run_s=known.functions[question.name].mean, run_sd_s=known.functions[question.name].sd)
-            for kind, known in self._store.estimates(about.recipe).items()
-            if question.name in known.functions
-        }
+        known = {kind: each.functions.get(question.name) for kind, each in self._store.estimates(about.recipe).items()}
+        measured = {kind: events.ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in known.items() if run}
         function = self._extract_facts_of_source(about.function)
         if function is not None:
             from stoker.manager.advice import estimating
@@ -131,7 +114,7 @@ class Advisor:
             estimating.history().remember(about.recipe, facts, function=question.name, name=name)
             if not measured:
                 return _found(about, estimating.runs_of(self._store, facts))
-        return AdviceArrived(about, CostAdvice(measured)) if measured else None
+        return AdviceArrived(about, events.CostAdvice(measured)) if measured else None
 
     def _extract_facts_of_source(self, key: str) -> WorkloadFacts | None:
         found = read_program_source(self._folder.sources, key)
@@ -166,8 +149,8 @@ class Advisor:
         return AdviceArrived(about, pace, "what it prints") if pace is not None else None
 
 
-def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) -> AdviceArrived | None:
-    return AdviceArrived(about, CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
+def _found(about: OfContext | OfFunction, by_kind: Mapping[str, events.ContextAdvice]) -> AdviceArrived | None:
+    return AdviceArrived(about, events.CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
 
 
 class _Followed:
@@ -177,7 +160,7 @@ class _Followed:
         self._log = FollowedLog(path, start=start, formats=formats)
         self._best: dict[bool, tuple[float, LoggedProgress]] = {}
 
-    def current_pace(self) -> PaceAdvice | None:
+    def current_pace(self) -> events.PaceAdvice | None:
         now = time.time()
         progress = self._log.track(at_s=now).progress
         if progress is None:
@@ -186,7 +169,7 @@ class _Followed:
         slower = slowdown(best, progress)
         if best is None or (slower is not None and slower < 0):
             self._best[progress.evaluates] = now, progress
-        return PaceAdvice(
+        return events.PaceAdvice(
             progress.done, progress.total or 0.0, progress.unit, progress.rate_per_s or 0.0,
             progress.seconds_left or 0.0, max(0.0, slower or 0.0), now - at,
         )  # fmt: skip
@@ -228,7 +211,7 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
     doubted: list[Future[None]] = []
     while True:
         try:
-            data = channel.recv(LONGEST_MESSAGE)
+            data = channel.recv(events.LONGEST_MESSAGE)
         except OSError:
             data = b""
         if not data:
@@ -236,7 +219,7 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
                 pool.shutdown(wait=False, cancel_futures=True)
             return
         try:
-            question = decode_question(data)
+            question = events.decode_question(data)
         except msgspec.MsgspecError as error:
             log.warning("a question cannot be read: %s", error)
             continue
@@ -269,6 +252,6 @@ def _answer(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAd
 
 def _send(channel: socket.socket, question: AskAdvice, found: AdviceArrived | None) -> None:
     try:
-        channel.send(encode(Answer(question.about, found)))
+        channel.send(events.encode(events.Answer(question.about, found)))
     except OSError as error:
         log.info("an answer could not be sent to the manager: %s", error)

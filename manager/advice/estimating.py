@@ -197,30 +197,16 @@ class SimilarRecipe(msgspec.Struct, frozen=True):
 
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device, in seconds and bytes. `pace_s`: seconds per unit of work, by gang
-    size. `from_loads`, `from_runs`: the similar recipes. `why`: reasons for missing values."""
+    """The cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the similar recipes.
+    `why`: reasons for missing values."""
 
     load_s: ScatteredValue | None = None
     resident_bytes: ScatteredValue | None = None
     peak_bytes: ScatteredValue | None = None
     run_s: ScatteredValue | None = None
-    pace_s: dict[int, ScatteredValue] = {}
     from_loads: tuple[SimilarRecipe, ...] = ()
     from_runs: tuple[SimilarRecipe, ...] = ()
     why: dict[str, str] = {}
-
-    def as_advice(self) -> ContextAdvice:
-        """Return the mean times and paces, and the 90th percentiles of memory."""
-        load, run = self.load_s, self.run_s
-        return ContextAdvice(
-            load_s=load.mean if load else 0.0,
-            load_sd_s=load.sd if load else 0.0,
-            resident_bytes=int(self.resident_bytes.high) if self.resident_bytes else 0,
-            peak_bytes=int(self.peak_bytes.high) if self.peak_bytes else 0,
-            run_s=run.mean if run else 0.0,
-            run_sd_s=run.sd if run else 0.0,
-            paces={size: pace.mean for size, pace in self.pace_s.items()},
-        )
 
 
 class Estimator:
@@ -238,20 +224,14 @@ class Estimator:
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
         runs = self._measured(function, kind, why, "run_s", of_loaders=False)
         on_host = kind.startswith("cpu")
-        paces = {
-            size: _from_sources(runs, function, [e.paces.get(size) for _, e in runs])
-            for size in sorted({size for _, e in runs for size in e.paces})
-        }
         resident = [Measured(float(e.resident_bytes if on_host else e.device_bytes)) for _, e in loads]
         peak = [Measured(float(e.peak_bytes if on_host else e.device_bytes)) for _, e in loads]
         load_s = [Measured(e.load_s + e.start_s, e.load_sd) for _, e in loads]
-        run_s = [e.functions.get(source.row.function) for source, e in runs]
         return RetrievedEstimate(
             load_s=_from_sources(loads, loader, load_s),
             resident_bytes=_from_sources(loads, loader, resident),
             peak_bytes=_from_sources(loads, loader, peak),
-            run_s=_from_sources(runs, function, run_s),
-            pace_s={size: pace for size, pace in paces.items() if pace is not None},
+            run_s=_from_sources(runs, function, [e.functions[source.row.function] for source, e in runs]),
             from_loads=_named(loads),
             from_runs=_named(runs),
             why=why,
@@ -269,7 +249,7 @@ class Estimator:
             estimate = self._estimates_of(source.row.recipe).get(kind)
             if estimate is None or len(found) == _WIDER:
                 continue
-            if estimate.loads > 0 if of_loaders else source.row.function in estimate.functions or estimate.paces:
+            if estimate.loads > 0 if of_loaders else source.row.function in estimate.functions:
                 found.append((source, estimate))
         if not similar:
             why[what] = f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
@@ -278,13 +258,11 @@ class Estimator:
         return found
 
 
-def _from_sources(
-    found: Found, facts: WorkloadFacts | None, values: Sequence[Measured | None]
-) -> ScatteredValue | None:
+def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Measured]) -> ScatteredValue | None:
     samples = [
         MeasuredSample(value.mean, value.sd, source.similarity, numbers_of(source.row.facts))
         for (source, _), value in zip(found, values, strict=True)
-        if value is not None and value.mean > 0
+        if value.mean > 0
     ]
     return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
 
@@ -326,28 +304,26 @@ def history() -> SourceHistory:
 
 
 def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    estimator = _make_estimator(store, but=but)
+    """Return the estimated loads by kind of device, without measurements of the recipe `but`."""
+    estimator = Estimator(history(), cache(lambda recipe: {} if recipe == but else store.estimates(recipe)))
     found = {kind: estimator.estimate(kind, loader=loader) for kind in store.kinds()}
-    return {kind: _load(each) for kind, each in found.items() if each.load_s is not None}
+    return {kind: _load(each, each.load_s) for kind, each in found.items() if each.load_s is not None}
 
 
 def runs_of(store: PerformanceStore, function: WorkloadFacts) -> dict[str, ContextAdvice]:
-    estimator = _make_estimator(store, but="")
+    estimator = Estimator(history(), cache(store.estimates))
     found = {kind: estimator.estimate(kind, function=function).run_s for kind in store.kinds()}
     return {kind: ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in found.items() if run is not None}
 
 
-def _load(found: RetrievedEstimate) -> ContextAdvice:
+def _load(found: RetrievedEstimate, load: ScatteredValue) -> ContextAdvice:
     best = max((each.similarity for each in found.from_loads), default=0.0)
-    resident, peak = found.resident_bytes, found.peak_bytes
-    agree = resident is not None and resident.recipes >= _MANY and resident.high <= _NARROW * resident.low
-    believed = best >= SAME or (agree and peak is not None and peak.high <= _NARROW * peak.low)
-    advice = found.as_advice()
-    return advice if believed else msgspec.structs.replace(advice, resident_bytes=0, peak_bytes=0)
-
-
-def _make_estimator(store: PerformanceStore, *, but: str) -> Estimator:
-    return Estimator(history(), cache(lambda recipe: {} if recipe == but else store.estimates(recipe)))
+    memory = [found.resident_bytes, found.peak_bytes]
+    narrow = [each is not None and each.high <= _NARROW * each.low for each in memory]
+    many = found.resident_bytes is not None and found.resident_bytes.recipes >= _MANY
+    believed = best >= SAME or (many and all(narrow))
+    resident, peak = (int(each.high) if each is not None and believed else 0 for each in memory)
+    return ContextAdvice(load_s=load.mean, load_sd_s=load.sd, resident_bytes=resident, peak_bytes=peak)
 
 
 # ---- for `stoker plan`
@@ -392,18 +368,18 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
             why.append(f"on {kind}, {found.why.get('run_s', 'nothing was found')}")
             continue
         similar |= dict.fromkeys(f"{each.name} (similarity {each.similarity:.2f})" for each in found.from_runs)
-        advice = found.as_advice()
+        load, resident, peak = found.load_s, found.resident_bytes, found.peak_bytes
         by_kind[kind] = Estimate(
-            load_s=advice.load_s,
-            load_sd=advice.load_sd_s,
-            loads=found.load_s.recipes if found.load_s else 0,
+            load_s=load.mean if load else 0.0,
+            load_sd=load.sd if load else 0.0,
+            loads=load.recipes if load else 0,
             run_s=run.mean,
             run_sd=run.sd,
             runs=run.recipes,
             functions={function: Measured(mean=run.mean, sd=run.sd, most=run.high, count=run.recipes)},
             calls={function: run.recipes},
-            resident_bytes=advice.resident_bytes,
-            device_bytes=0 if kind.startswith("cpu") else advice.peak_bytes,
+            resident_bytes=int(resident.high) if resident else 0,
+            device_bytes=0 if kind.startswith("cpu") or not peak else int(peak.high),
         )
     if not by_kind:
         reasons = "; ".join(why) or "no call was measured"

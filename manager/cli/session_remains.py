@@ -40,13 +40,9 @@ _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
 _SHOWN_AS = {"factory": "job submitter"}
 _SUBMITTER = "its job submitter"
 _REMOVES = {
-    ProviderKind.SLURM: "scancel",
-    ProviderKind.CONDOR: "condor_rm",
-    ProviderKind.PBS: "qdel",
-    ProviderKind.LSF: "bkill",
-    ProviderKind.GRID_ENGINE: "qdel",
-    ProviderKind.KUBERNETES: "kubectl delete pod",
-}
+    ProviderKind.SLURM: "scancel", ProviderKind.CONDOR: "condor_rm", ProviderKind.PBS: "qdel",
+    ProviderKind.LSF: "bkill", ProviderKind.GRID_ENGINE: "qdel", ProviderKind.KUBERNETES: "kubectl delete pod",
+}  # fmt: skip
 
 
 class LeftBehind(msgspec.Struct, frozen=True):

@@ -178,13 +178,9 @@ def _number(text: str) -> int:
 
 COMMAND_LIMIT_S = 15.0
 _SUBMITS = (
-    (ProviderKind.SLURM, "sbatch"),
-    (ProviderKind.CONDOR, "condor_submit"),
-    (ProviderKind.LSF, "bsub"),
-    (ProviderKind.GRID_ENGINE, "qconf"),
-    (ProviderKind.PBS, "qsub"),
-    (ProviderKind.KUBERNETES, "kubectl"),
-)
+    (ProviderKind.SLURM, "sbatch"), (ProviderKind.CONDOR, "condor_submit"), (ProviderKind.LSF, "bsub"),
+    (ProviderKind.GRID_ENGINE, "qconf"), (ProviderKind.PBS, "qsub"), (ProviderKind.KUBERNETES, "kubectl"),
+)  # fmt: skip
 """Commands that identify batch systems. Only Grid Engine has `qconf`; PBS has `qsub`, too."""
 _CONTEXT = ("kubectl", "config", "current-context")
 """Command that fails if `kubectl` has no cluster."""

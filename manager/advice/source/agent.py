@@ -28,7 +28,7 @@ from stoker.manager.advice.source.facts import (
     WorkloadFacts,
     fits,
 )
-from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
+from stoker.manager.advice.source.reading import NotReadError, OwnFolders
 
 # ---- answers checked against the source
 
@@ -117,7 +117,7 @@ def add_facts_from_model(
     if model is None:
         return facts
     try:
-        tools = _Tools(OwnFolders(folders, ReadingLimits()))
+        tools = _Tools(OwnFolders(folders))
         answer = _answer(Conversation(model), tools, source)
         found, notes = add_answers_found_in_sources(facts, answer, tools.shown)
     except Exception as error:  # no error may end the advisor

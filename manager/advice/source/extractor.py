@@ -16,12 +16,13 @@ import msgspec
 
 from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, WorkloadFacts
 from stoker.manager.advice.source.reading import (
+    LONGEST_FILE_BYTES,
+    MOST_NODES,
     Function,
     Known,
     NotReadError,
     OutOfBoundsError,
     OwnFolders,
-    ReadingLimits,
     SourceModule,
     parsed,
 )
@@ -102,11 +103,10 @@ def extract_facts(
     *,
     arguments: Mapping[str, Any] | None = None,
     folders: Iterable[str | PathLike[str]] = (),
-    limits: ReadingLimits | None = None,
 ) -> WorkloadFacts:
     """Return the facts of a source. `arguments`: of the entry function, by parameter name. `folders`: the user's
     folders; without them no file is read."""
-    reader = OwnFolders(folders, limits or ReadingLimits())
+    reader = OwnFolders(folders)
     scanner = Scanner(reader)
     text, given = "", list[str]()
     try:
@@ -115,7 +115,7 @@ def extract_facts(
         others = [node for node in scanner.returned if node not in inside]
         text = "\n".join(normalise_source(node) for node in [entry, *others])
     except OutOfBoundsError:
-        scanner.note(f"the source has more than {reader.limits.nodes:,} expressions; only the first of them were read")
+        scanner.note(f"the source has more than {MOST_NODES:,} expressions; only the first of them were read")
     except NotReadError as error:
         scanner.note(str(error))
     except Exception as error:  # no source code may end the advisor
@@ -139,8 +139,8 @@ def _scan_entry(
 ) -> ast.AST:
     file = Path(source.file) if source.file else None
     shown = reader.name_of(file) if file is not None else "<source>"
-    if len(source.text) > (most := reader.limits.file_bytes):
-        raise NotReadError(f"{shown}: not read: its length in characters is over {most:,}")
+    if len(source.text) > LONGEST_FILE_BYTES:
+        raise NotReadError(f"{shown}: not read: its length in characters is over {LONGEST_FILE_BYTES:,}")
     tree = parsed(textwrap.dedent(source.text), shown)
     module = SourceModule(file, shown, tree)
     if not source.function:

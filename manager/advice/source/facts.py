@@ -117,24 +117,15 @@ PRECISIONS = {
 }  # fmt: skip
 
 TASK_OF_CLASS = {
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForSeq2SeqLM": "text2text-generation",
-    "ForConditionalGeneration": "text2text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForImageClassification": "image-classification",
-    "ForObjectDetection": "object-detection",
-    "ForSpeechSeq2Seq": "automatic-speech-recognition",
-    "ForCTC": "automatic-speech-recognition",
-    "ForVision2Seq": "image-to-text",
-    "ForImageTextToText": "image-text-to-text",
-    "DiffusionPipeline": "text-to-image",
-    "CrossEncoder": "text-ranking",
-    "SentenceTransformer": "feature-extraction",
-}
+    "ForCausalLM": "text-generation", "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering", "ForSeq2SeqLM": "text2text-generation",
+    "ForConditionalGeneration": "text2text-generation", "ForMaskedLM": "fill-mask",
+    "ForImageClassification": "image-classification", "ForObjectDetection": "object-detection",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition", "ForCTC": "automatic-speech-recognition",
+    "ForVision2Seq": "image-to-text", "ForImageTextToText": "image-text-to-text",
+    "DiffusionPipeline": "text-to-image", "CrossEncoder": "text-ranking", "SentenceTransformer": "feature-extraction",
+}  # fmt: skip
 """Tasks by the end of a class name."""
 
 TASK_OF_CALL = {

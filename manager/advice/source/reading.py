@@ -15,21 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stoker.units import show_bytes
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ADD_ARGUMENT = "add_argument"
+MOST_FILES, LONGEST_FILE_BYTES, MOST_BYTES = 40, 1_000_000, 4_000_000
+DEEPEST_CALLS, MOST_NODES = 8, 100_000
+"""Maximum number of nested calls that are followed, and of visited nodes of syntax trees."""
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
-
-
-class ReadingLimits(msgspec.Struct, frozen=True):
-    files: int = 40
-    file_bytes: int = 1_000_000
-    total_bytes: int = 4_000_000
-    depth: int = 8
-    nodes: int = 100_000
 
 
 class NotReadError(Exception):
@@ -43,9 +36,8 @@ class OutOfBoundsError(Exception):
 class OwnFolders:
     """Reads files in the user's folders. `texts`: the read texts, by real path."""
 
-    def __init__(self, folders: Iterable[str | os.PathLike[str]], limits: ReadingLimits) -> None:
+    def __init__(self, folders: Iterable[str | os.PathLike[str]]) -> None:
         self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
-        self.limits = limits
         self.texts: dict[Path, str] = {}
         self._bytes = 0
 
@@ -57,8 +49,8 @@ class OwnFolders:
             if all(INSTALLED.intersection(real.relative_to(root).parts) for root in above):
                 raise ValueError("it is outside the given folders")
             if real not in self.texts:
-                if len(self.texts) >= self.limits.files:
-                    raise ValueError(f"{self.limits.files} files were read already")
+                if len(self.texts) >= MOST_FILES:
+                    raise ValueError(f"{MOST_FILES} files were read already")
                 self.texts[real] = self._read(real)
             return self.texts[real]
         except UnicodeDecodeError:
@@ -73,11 +65,11 @@ class OwnFolders:
             status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is not a regular file")
-            if status.st_size > self.limits.file_bytes:
-                raise ValueError(f"it has {show_bytes(status.st_size)}, more than {show_bytes(self.limits.file_bytes)}")
-            if self._bytes + status.st_size > self.limits.total_bytes:
+            if status.st_size > LONGEST_FILE_BYTES:
+                raise ValueError(f"it has {show_bytes(status.st_size)}, more than {show_bytes(LONGEST_FILE_BYTES)}")
+            if self._bytes + status.st_size > MOST_BYTES:
                 raise ValueError(f"{show_bytes(self._bytes)} of source were read already")
-            data = opened.read(self.limits.file_bytes)
+            data = opened.read(LONGEST_FILE_BYTES)
         self._bytes += len(data)
         return data.decode("utf-8-sig")
 

@@ -11,6 +11,7 @@ from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from stoker.manager.advice.source import reading
 from stoker.manager.advice.source.facts import Recogniser
 from stoker.manager.advice.source.reading import (
     ADD_ARGUMENT,
@@ -54,7 +55,7 @@ class Scanner:
         self.returned: dict[ast.AST, Known | None] = {}
         self.constants: dict[tuple[str, str], str] = {}
         self._folders = folders
-        self._nodes_left = folders.limits.nodes
+        self._nodes_left = reading.MOST_NODES
         self._modules: dict[str, SourceModule | None] = {}
         self._scanned: set[ast.stmt] = set()
         self._options: dict[str, Known] = {}
@@ -368,7 +369,7 @@ class Scanner:
     ) -> Known | None:
         """Scan a function of the user at its first call, and return its result."""
         node, around = own.node, own.around
-        if node in self.returned or caller.depth > self._folders.limits.depth or isinstance(node, ast.ClassDef):
+        if node in self.returned or caller.depth > reading.DEEPEST_CALLS or isinstance(node, ast.ClassDef):
             return self.returned.get(node)
         self.returned[node] = None
         enclosing = [names for names in around.names.maps if names is not around.module.names]
