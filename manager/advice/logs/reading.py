@@ -39,21 +39,14 @@ class LineReader:
         rest = b""
         for block in read_log_blocks(self._source):
             block = block.translate(None, b"\0") if b"\0" in block else block
-            lines = (rest + block).split(b"\n")
-            rest = lines.pop()
-            if b"\r" not in block and b"\r" not in rest and not (lines and b"\r" in lines[0]):
-                for line in lines:
-                    self.number += 1
-                    yield line if len(line) <= LONGEST_BYTES else clipped(line)
-            else:
-                for line in lines:
-                    self.number += 1
+            returns = b"\r" in block or b"\r" in rest
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                self.number += 1
+                if returns:
                     yield from _split_at_carriage_returns(line)
-                if b"\r" in rest[:-1]:
-                    self.number += 1  # the parts belong to the next line, which is incomplete
-                    done, rest = rest[:-1].rsplit(b"\r", 1)[0], rest[rest[:-1].rindex(b"\r") + 1 :]
-                    yield from _split_at_carriage_returns(done)
-                    self.number -= 1
+                else:
+                    yield line if len(line) <= LONGEST_BYTES else clipped(line)
             if len(rest) > LONGEST_BYTES:
                 rest = clipped(rest)
         if rest:
