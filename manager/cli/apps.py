@@ -141,6 +141,17 @@ class FromEntryPoints(click.Group):
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(self.explain_unknown(args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
+    def explain_unknown(self, name: str, known: list[str]) -> str:
+        hint = did_you_mean(name, known, cutoff=0.4, otherwise="stoker --help lists them")
+        return f"no command {name!r}; {hint}"
+
 
 class Apps(FromEntryPoints):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
@@ -174,19 +185,12 @@ class Apps(FromEntryPoints):
         runs.start([*before, *given], name=ctx.params["name"], what=name)
         return None
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0].endswith(".py"):
-            return super().resolve_command(ctx, args)
-        if args and not args[0].startswith("-") and not matching(APPS, args[0]):
-            known = self.list_commands(ctx)
-            hint = did_you_mean(args[0], known, cutoff=0.4) if known else RENEW
-            hint += "; name your own program by its file: stoker run ./my_app.py"
-            if Path(f"{args[0]}.py").is_file():
-                hint = f"did you mean ./{args[0]}.py?"
-            ctx.fail(f"no application {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
+    def explain_unknown(self, name: str, known: list[str]) -> str:
+        hint = did_you_mean(name, known, cutoff=0.4) if known else RENEW
+        hint += "; name your own program by its file: stoker run ./my_app.py"
+        if Path(f"{name}.py").is_file():
+            hint = f"did you mean ./{name}.py?"
+        return f"no application {name!r}; {hint}"
 
 
 _SESSION = "stoker.manager.cli.apps.session"

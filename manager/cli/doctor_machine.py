@@ -152,16 +152,15 @@ def devices() -> Iterator[Finding]:
     yield ok("devices", f"a pilot here would offer {_in_words(devices.offered)}, and {cores}")
 
 
-def devices_of(site: Site) -> Iterator[Finding]:
-    topic, wanted = f"site {site.name}", f'[pilot] devices = "{site.pilot.devices}"'
+def devices_of(site: Site) -> Iterator[tuple[Level, str, str]]:
+    wanted = f'[pilot] devices = "{site.pilot.devices}"'
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
     except StokerError as error:
-        yield need(topic, f"{topic}: {wanted}: {error}", f"fix {wanted}")
+        yield Level.NEED, f"{wanted}: {error}", f"fix {wanted}"
         return
-    for trouble in found.troubles:
-        yield warn(topic, f"{topic}: {wanted}: {trouble}")
-    yield ok(topic, f"{topic}: pilots on this machine, each with {_in_words(found.offered)}")
+    yield from ((Level.WARN, f"{wanted}: {trouble}", "") for trouble in found.troubles)
+    yield Level.OK, f"pilots on this machine, each with {_in_words(found.offered)}", ""
 
 
 def _in_words(devices: Sequence[PilotDevice]) -> str:

@@ -186,36 +186,46 @@ def batch_system() -> Iterator[Finding]:
         yield warn("home", text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
-def check_advice_endpoint(site: Site) -> Iterator[Finding]:
-    topic, named = f"site {site.name}", site.advice
+def site_fits(site: Site) -> Iterator[Finding]:
+    topic = f"site {site.name}"
+    for checks in (check_advice_endpoint(site), _engine_and_network_fit(site), _batch_site_fits(site)):
+        for level, text, fix in checks:
+            yield Finding(topic, level, f"{topic}: {text}", fix)
+
+
+Told = Iterator[tuple[Level, str, str]]
+"""The level, text and fix of findings on a site."""
+
+
+def check_advice_endpoint(site: Site) -> Told:
+    named = site.advice
     if not named.url:
         return
     endpoint = ModelEndpoint(LanguageModel(named.url, named.model, named.key_variable, time_limit_s=_ENDPOINT_S))
     if named.key_variable and not os.environ.get(named.key_variable):
         fix = f"export {named.key_variable}=KEY, where `stoker up` runs"
-        yield warn(topic, f"{topic}: the variable {named.key_variable} ([advice] key_variable) is not set", fix)
+        yield Level.WARN, f"the variable {named.key_variable} ([advice] key_variable) is not set", fix
     try:
         names = endpoint.models()
     except EndpointError as error:
-        text = f"{topic}: the language model of [advice] cannot be reached, so advice comes from rules: {error}"
-        yield warn(topic, text, f"fix [advice] url = {endpoint.name}; the URL must end before /chat/completions")
+        fix = f"fix [advice] url = {endpoint.name}; the URL must end before /chat/completions"
+        text = f"the language model of [advice] cannot be reached, so advice comes from rules: {error}"
+        yield Level.WARN, text, fix
         return
     if named.model in names:
-        yield ok(topic, f"{topic}: advice may ask {named.model} at {endpoint.name}")
+        yield Level.OK, f"advice may ask {named.model} at {endpoint.name}", ""
     else:
         fix = f"fix [advice] model: the endpoint serves {', '.join(names[:5]) or 'no model'}"
-        yield warn(topic, f"{topic}: {endpoint.name} has no model {named.model}", fix)
+        yield Level.WARN, f"{endpoint.name} has no model {named.model}", fix
 
 
-def site_fits(site: Site) -> Iterator[Finding]:
-    topic = f"site {site.name}"
-    yield from check_advice_endpoint(site)
+def _engine_and_network_fit(site: Site) -> Told:
     if site.engine is Engine.TASKVINE:
         try:
             programs = taskvine_factory.find_programs()
-            yield ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
+            yield Level.OK, f"TaskVine's programs are {programs.factory} and {programs.worker}", ""
         except ConfigError as error:
-            yield need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
+            yield Level.NEED, str(error), taskvine_factory.INSTALL
         site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the workers' nodes with a pilot
     if site.is_local:
         yield from doctor_machine.devices_of(site)
@@ -223,57 +233,55 @@ def site_fits(site: Site) -> Iterator[Finding]:
         try:
             address = interfaces.resolve(site.session.interface or interfaces.AUTO)
             where = f"{site.session.interface} {address}".lstrip()
-            yield ok(topic, f"{topic}: the manager will listen on {where}:{site.session.ports}")
+            yield Level.OK, f"the manager will listen on {where}:{site.session.ports}", ""
         except StokerError as error:
-            yield need(topic, f"{topic}: {error}", "fix [session] interface")
-    if not site.is_local:
-        yield from _batch_site_fits(site, topic)
+            yield Level.NEED, str(error), "fix [session] interface"
 
 
-def _batch_site_fits(site: Site, topic: str) -> Iterator[Finding]:
+def _batch_site_fits(site: Site) -> Told:
+    if msgspec.structs.replace(site, engine=Engine.STOKER).is_local:
+        return
     ask, is_condor = site.provider, site.provider.kind is ProviderKind.CONDOR
     shares_python = site.environment.kind is EnvironmentKind.SHARED
     python = Path(site.environment.python or sys.executable).absolute()
     if is_condor and shares_python:
-        yield from warn_about_closed_folders(topic, python)
+        yield from warn_about_closed_folders(python)
     around = inspect_host()
     if around.kind is not ask.kind and ask.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
-        text = f"{topic} is for {ask.kind.value}; this host has {here}"
-        yield need(topic, text, "use it on a login node of that cluster, or write another site file: stoker init")
+        fix = "use it on a login node of that cluster, or write another site file: stoker init"
+        yield Level.NEED, f"it is for {ask.kind.value}; this host has {here}", fix
         return
     if ask.image == IMAGE:
-        text = f"{topic}: [provider] image is {IMAGE}, which `stoker init` wrote in place of a name"
-        yield need(topic, text, "write the name of your container image, with Stoker installed")
-    asks = f"{topic}: a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)}"
-    yield ok(topic, f"{asks} ([provider] poll)")
+        text = f"[provider] image is {IMAGE}, which `stoker init` wrote in place of a name"
+        yield Level.NEED, text, "write the name of your container image, with Stoker installed"
+    yield Level.OK, f"a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)} ([provider] poll)", ""
     if ask.kind not in EXCLUDES_NODES:
-        yield no(topic, f"{topic}: {node_exclusion_warning(ask.kind)}")
+        yield Level.NO, node_exclusion_warning(ask.kind), ""
     if shares_python:
-        yield from warn_about_folders_in_tmp(topic, python, state_folder())
+        yield from warn_about_folders_in_tmp(python, state_folder())
     if is_condor and ask.shared_files:
-        yield from slot_users(topic, around)
+        yield from slot_users(around)
     if around.slurm is not None and ask.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = [text for text, _ in slurm_faults(site, around.slurm)]
         for text in faults:
-            yield need(topic, f"{topic}: {text}", "fix the site file; `stoker init --output -` shows a valid one")
+            yield Level.NEED, text, "fix the site file; `stoker init --output -` shows a valid one"
         if not faults:
-            yield ok(topic, f"{topic}: partition, account, walltime and GPUs are available")
+            yield Level.OK, "partition, account, walltime and GPUs are available", ""
             words, refused = _judge(site, _script(site)[1])  # Slurm applies limits that `sinfo` does not show
             level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[refused]
-            fix = "fix the site file; `stoker up SITE --dry-run` prints the script" if refused else ""
-            yield Finding(topic, level, f"{topic}: {words}", fix)
+            yield level, words, "fix the site file; `stoker up SITE --dry-run` prints the script" if refused else ""
 
 
-def warn_about_closed_folders(topic: str, python: Path) -> Iterator[Finding]:
+def warn_about_closed_folders(python: Path) -> Told:
     """Warn if other users, as whom many HTCondor pools run jobs, cannot reach Python."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
-        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run"
-        yield warn(topic, f"{text} {python}", f"chmod o+x {closed}, or {_SEND_FILES}")
+        text = f"{closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run {python}"
+        yield Level.WARN, text, f"chmod o+x {closed}, or {_SEND_FILES}"
 
 
-def warn_about_folders_in_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
+def warn_about_folders_in_tmp(python: Path, state: Path) -> Told:
     """Warn if Python or the session folders are in /tmp, which jobs may have for themselves (HTCondor's
     MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
@@ -282,22 +290,20 @@ def warn_about_folders_in_tmp(topic: str, python: Path, state: Path) -> Iterator
     ):  # fmt: skip
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
         if private:
-            text = f"{topic}: {what} {path}, which jobs do not see where each has a {private} of its own"
-            yield warn(topic, text, fix)
+            yield Level.WARN, f"{what} {path}, which jobs do not see where each has a {private} of its own", fix
 
 
-def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
+def slot_users(around: HostFacts) -> Told:
     known = [node for node in around.nodes if node.user_domain]
     others = [node.user_domain for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
         return
     of_all = "machines" if len(others) == len(known) else f"{len(others)} of {len(known)} machines"
     text = (
-        f"{topic}: {of_all} of the pool run jobs as their own users, who may not read a session's folder: their"
-        f" UID_DOMAIN is {', '.join(sorted(set(others))[:_SHOWN_DOMAINS])}, and this host's is {around.user_domain}"
+        f"{of_all} of the pool run jobs as their own users, who may not read a session's folder: their UID_DOMAIN is"
+        f" {', '.join(sorted(set(others))[:_SHOWN_DOMAINS])}, and this host's is {around.user_domain}"
     )
-    level = Level.NEED if len(others) == len(known) else Level.WARN
-    yield Finding(topic, level, text, _SEND_FILES)
+    yield Level.NEED if len(others) == len(known) else Level.WARN, text, _SEND_FILES
 
 
 def _is_open(folder: Path) -> bool:

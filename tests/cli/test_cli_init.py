@@ -250,20 +250,15 @@ def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeyp
     network, scheduler = doctor_site.site_fits(site)
     assert network.level is scheduler.level is Level.NEED
     assert "interface 'ib7' is not a network of this host" in network.text
-    assert "site local is for pbs; this host has no batch system" in scheduler.text
+    assert "site local: it is for pbs; this host has no batch system" in scheduler.text
 
 
 def test_python_installed_below_tmp_prints_a_warning():
-    said = list(
-        doctor_site.warn_about_folders_in_tmp(
-            "site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")
-        )
-    )
-    assert [finding.level for finding in said] == [Level.WARN]
-    assert said[0].text.startswith(
-        "site lab: Python is /tmp/venv/bin/python, which jobs do not see where each has a /tmp"
-    )
-    assert not list(doctor_site.warn_about_folders_in_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
+    state = Path("/home/ana/.local/state/stoker")
+    ((level, text, _),) = doctor_site.warn_about_folders_in_tmp(Path("/tmp/venv/bin/python"), state)
+    assert level is Level.WARN
+    assert text.startswith("Python is /tmp/venv/bin/python, which jobs do not see where each has a /tmp")
+    assert not list(doctor_site.warn_about_folders_in_tmp(Path("/tmpfiles/python"), Path("/home/ana")))
 
 
 def test_probe_requests_one_minute_of_one_block():
@@ -331,7 +326,7 @@ def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
     ("machines", "level", "told"),
     [
         ("4 6000 0 pool.edu\n2 4000 undefined pool.edu\n", None, ""),
-        ("4 6000 0 n1.edu\n2 4000 0 n2.edu\n", Level.NEED, ": machines of the pool run jobs as their own users"),
+        ("4 6000 0 n1.edu\n2 4000 0 n2.edu\n", Level.NEED, "machines of the pool run jobs as their own users"),
         ("4 6000 0 POOL.edu\n2 4000 0 n2.edu\n", Level.WARN, "1 of 2 machines of the pool run jobs as their"),
         ("undefined undefined undefined undefined\n4 6000 0 undefined\n", None, ""),
     ],
@@ -339,10 +334,10 @@ def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
 def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, level: Level | None, told: str):
     nodes = tuple(surroundings.parse_condor_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
-    findings = list(doctor_site.slot_users("site pool", pool))
-    assert [finding.level for finding in findings] == ([level] if level else [])
-    assert told in "".join(finding.text for finding in findings)
-    assert all("shared_files = false" in finding.fix for finding in findings)
+    findings = list(doctor_site.slot_users(pool))
+    assert [found for found, _, _ in findings] == ([level] if level else [])
+    assert told in "".join(text for _, text, _ in findings)
+    assert all("shared_files = false" in fix for _, _, fix in findings)
 
 
 def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
@@ -353,6 +348,6 @@ def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
             folder.chmod(0o755)
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
-    said = [finding.text for finding in doctor_site.warn_about_closed_folders("site pool", python)]
+    said = [text for _, text, _ in doctor_site.warn_about_closed_folders(python)]
     assert len(said) <= 1  # no warning if the parent folder cannot be read, because that error is reported first
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

@@ -277,22 +277,20 @@ SAID: tuple[FaultRule, ...] = (
         "other processes hold the device's memory", sure=0.97),
     FaultRule(_I, "network", "(?:NCCL|Gloo) lost a connection|NCCL was refused by the system",
         "a connection between ranks failed", sure=0.97),
-    # pilots
-    FaultRule(_I, "scheduler", "counted as lost: (?:preempted|vacated|held)", "the batch system stopped the job"),
+    # pilots and blocks
+    FaultRule(_I, "scheduler", "counted as lost: (?:preempted|vacated|held)"
+        "|ended: .*(?:PREEMPTED|preempted|vacated|held)",
+        "the batch system stopped the job"),
     FaultRule(_I, "scheduler", "counted as lost: cancelled", "the pilot's job was cancelled"),
     FaultRule(_I, "scheduler", "counted as lost: told to end by a signal", "a signal ended the pilot", sure=0.7),
-    FaultRule(_I, "node", "counted as lost: node lost", "the node failed"),
+    FaultRule(_I, "node", "counted as lost: node lost|ended: .*(?:NODE_FAIL|BOOT_FAIL|node failed)", "the node failed"),
     FaultRule(_I, "disk", "counted as lost: scratch folder gone", "the pilot's scratch folder was removed"),
-    FaultRule(_U, "walltime", "counted as lost: out of walltime", "the job's walltime ended"),
-    FaultRule(_U, "memory", "counted as lost: out of memory", "the job used more memory than its limit"),
+    FaultRule(_U, "walltime", "counted as lost: out of walltime|ended: .*out of walltime", "the job's walltime ended"),
+    FaultRule(_U, "memory", "counted as lost: out of memory|ended: .*(?:OUT_OF_MEMORY|out of memory)",
+        "the job used more memory than its limit"),
     FaultRule(_I, "node", "counted as lost: unexplained",
         "the pilot's process or node disappeared; the logs show no reason", sure=0.6),
-    # blocks
     FaultRule(_U, "site", "refused: ", "the batch system rejected the job", sure=0.9),
-    FaultRule(_U, "memory", "ended: .*(?:OUT_OF_MEMORY|out of memory)", "the job used more memory than its limit"),
-    FaultRule(_I, "node", "ended: .*(?:NODE_FAIL|BOOT_FAIL|node failed)", "the node failed"),
-    FaultRule(_U, "walltime", "ended: .*out of walltime", "the job's walltime ended"),
-    FaultRule(_I, "scheduler", "ended: .*(?:PREEMPTED|preempted|vacated|held)", "the batch system stopped the job"),
 )  # fmt: skip
 
 JOB: tuple[FaultRule, ...] = (

@@ -110,15 +110,8 @@ _PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:
 _DIGITS = re.compile(r"\d[\d.,]*")
 
 
-class Bar(msgspec.Struct, frozen=True):
-    counter: Counter
-    before: str
-    post: str
-    elapsed_s: float | None
-    eta_s: float | None
-
-
-def bar(text: str) -> Bar | None:
+def bar(text: str) -> tuple[Counter, str, str, dict[str, float]] | None:
+    """Return the count of a progress bar, the texts before and behind it, and its times."""
     found = (_BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)) if "[" in text else None
     if found is None:
         return None
@@ -135,9 +128,9 @@ def bar(text: str) -> Bar | None:
     else:
         counted = _UNIT.get(unit.lower(), STEP)
     counter = Counter("bar " + bare.strip().lower()[:40], counted, number(parts["done"], parts["done_scale"]), total)
-    eta = found["eta"]
-    eta_s = duration_s(eta) if eta and eta != "?" else None
-    return Bar(counter, before, found["post"], duration_s(found["elapsed"]), eta_s)
+    stated = {"elapsed_s": found["elapsed"], "eta_s": (found["eta"] or "").strip("?")}
+    seconds = {name: duration_s(said) for name, said in stated.items() if said}
+    return counter, before, found["post"], {name: known for name, known in seconds.items() if known is not None}
 
 
 def counters(text: str) -> list[Counter]:
@@ -277,21 +270,17 @@ def starts_an_evaluation(text: str) -> bool:
 
 def _read(report: ProgressLine) -> LineMetrics | None:
     text = report.text
-    drawn = bar(text)
-    before = post = text
+    drawn, times = bar(text), dict[str, float]()
     if drawn is None:
-        counted = counters(text)
+        counted, before, post = counters(text), text, text
     else:
-        before, post = drawn.before, drawn.post
-        around = [each for each in counters(before) if each.unit != drawn.counter.unit]
+        counter, before, post, times = drawn
+        around = [each for each in counters(before) if each.unit != counter.unit]
         if not around and (leading := _LEADING_ROUNDS.match(before)) and int(leading[1]) <= int(leading[2]):
             around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
-        counted = [*around, drawn.counter]
+        counted = [*around, counter]
     values, evaluated = read_named_metrics(post)
-    if drawn is not None and drawn.elapsed_s is not None:
-        values["elapsed_s"] = drawn.elapsed_s
-        if drawn.eta_s is not None:
-            values["eta_s"] = drawn.eta_s
+    values |= times
     if not _is_progress_report(text, counted, values, evaluated):
         return None
     if step_s := values.pop("step_s", 0.0):
