@@ -6,8 +6,8 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -38,21 +38,26 @@ class LogPart(NamedTuple):
 
 
 class LogParts:
-    """Several log parts, presented as one file that can be read once."""
+    """Iterates once over the lines of several log parts."""
 
     def __init__(self, parts: Iterable[LogPart]) -> None:
+        self._parts = parts
         self._begun: list[tuple[int, LogPart, int]] = []
-        """For each part: the number of its first line in the joined text, and the number of lines before the part in
-        its file (-1: unknown)."""
-        self._size = 0
-        self._blocks = self._read_all(parts)
+        """For each part: the number of its first line among all lines, and the number of lines before the part in its
+        file (-1: unknown)."""
 
-    def read(self, size: int) -> bytes:
-        self._size = size
-        return next(self._blocks, b"")
-
-    def close(self) -> None:
-        self._blocks.close()
+    def __iter__(self) -> Iterator[bytes]:
+        number = 0
+        for part in self._parts:
+            opened = _open(part) if part.path is not None else (io.BytesIO(part.text), len(part.text), 0)
+            if opened is None:
+                continue
+            file, left, skipped = opened
+            self._begun.append((number + 1, part, skipped))
+            with file, suppress(OSError, ValueError):
+                while line := file.readline(left):
+                    left, number = left - len(line), number + 1
+                    yield line
 
     def place(self, number: int) -> tuple[str, int]:
         """Return the source of a line, and its number there, from 1 (0: unknown)."""
@@ -62,29 +67,13 @@ class LogParts:
                 return part.source, number - first + 1 + skipped if is_counted else 0
         return "", 0
 
-    def _read_all(self, parts: Iterable[LogPart]) -> Generator[bytes]:
-        lines, last = 0, b""
-        for part in parts:
-            opened = _open(part) if part.path is not None else (io.BytesIO(part.text), len(part.text), 0)
-            if opened is None:
-                continue
-            file, left, skipped = opened
-            if last and not last.endswith(b"\n"):
-                lines += 1
-                yield b"\n"
-            self._begun.append((lines + 1, part, skipped))
-            with file, suppress(OSError, ValueError):
-                while block := file.read(min(self._size, left)):
-                    left, lines, last = left - len(block), lines + block.count(b"\n"), block
-                    yield block
-
 
 def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
     """Return the file, the number of bytes to read, and the number of lines before (-1: unknown), or None for an
     unreadable or special file."""
     assert part.path is not None
     with suppress(OSError, ValueError):
-        file = os.fdopen(os.open(part.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+        file = os.fdopen(os.open(part.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         facts = os.fstat(file.fileno())
         if stat.S_ISREG(facts.st_mode):
             end = facts.st_size if part.end is None else min(part.end, facts.st_size)
@@ -146,8 +135,8 @@ def judged(
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
     """Return the fault and the lines that show it. `parts`: logs, oldest first. `said`: the session's messages, which
     decide if they are more certain than the logs."""
-    with closing(LogParts(parts)) as logs:
-        located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
+    logs = LogParts(parts)
+    located = locate(logs, rules=rules)
     by_log = classify(located, rules=rules) if located is not None else None
     by_word = _fault_in_messages(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
     if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):

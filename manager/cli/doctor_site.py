@@ -194,7 +194,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
 
 
 Told = Iterator[tuple[Level, str, str]]
-"""The level, text and fix of findings on a site."""
+"""Levels, texts and fixes of findings."""
 
 
 def check_advice_endpoint(site: Site) -> Told:

@@ -134,7 +134,6 @@ def count(number: int, noun: str) -> str:
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""Maximum number of runs with one line per run on a pipe."""
 _FROM = 0.03
 
 
@@ -209,8 +208,7 @@ def simulate(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Simulate the scenario, print a report, and return the exit code. The files of finished runs are kept after
-    StokerError."""
+    """Simulate the scenario, print a report, and return the exit code."""
     scenario = _scenario(given, policies=policies, seeds=seeds, changes=changes)
     total = len(scenario.policies) * scenario.seeds
     jobs = min(jobs or len(os.sched_getaffinity(0)), total)

@@ -157,7 +157,7 @@ def read_gres(text: str) -> list[tuple[str, int]]:
 
 
 def parse_time_limit(text: str) -> float:
-    """Return the seconds of a time limit, such as `1-00:00:00`, `4:00:00` or `30`; 0 for `infinite` and `n/a`."""
+    """Return the seconds of a time limit, such as `1-00:00:00`, `4:00:00` or `30`; 0 without a limit."""
     found = _DAYS.fullmatch(text.strip())
     if not found:
         return 0.0

@@ -33,7 +33,7 @@ _REFUSED = "refused"
 
 
 def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
-    """Wait until the batch systems have accepted or refused the first blocks, or a time limit."""
+    """Wait until the batch systems have answered about the first blocks, or a time limit."""
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_ANSWER_S if first and wait else 0)
     answered = False
