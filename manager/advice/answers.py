@@ -19,7 +19,7 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
-from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.judging import Opinion, diagnose_failed_call
 from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, slowdown
@@ -29,6 +29,7 @@ from stoker.manager.advice.source.facts import WorkloadFacts, mask_secrets_in_fa
 from stoker.manager.core import events
 from stoker.manager.core.events import AdviceArrived, AskAdvice, OfContext, OfFailure, OfFunction, OfPace
 from stoker.protocol.session import SessionFolder, read_program_source
+from stoker.site import Advice
 
 log = logging.getLogger("stoker.advisor")
 
@@ -188,18 +189,12 @@ def serve(session: str, channel: socket.socket) -> None:
     os._exit(0)  # do not wait for an answer of the language model
 
 
-def model_of(folder: SessionFolder) -> LanguageModel | None:
+def model_of(folder: SessionFolder) -> Advice | None:
     try:
-        named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
+        return next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:
         log.warning("no language model is used: %s", error)
         return None
-    if named is None:
-        return None
-    return LanguageModel(
-        named.url, named.model, named.key_variable, time_limit_s=float(named.time_limit_s),
-        token_budget=named.tokens, session_budget=named.session_tokens,
-    )  # fmt: skip
 
 
 _MOST_DOUBTED = 4

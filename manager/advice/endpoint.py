@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from stoker.manager.advice.secrets import masked
+from stoker.site import Advice
 
 Messages = list[dict[str, str]]
 
@@ -29,19 +28,6 @@ _NO_SCHEMAS = frozenset({400, 422, 501})
 """HTTP status codes of an endpoint that does not support answer schemas."""
 
 
-class LanguageModel(msgspec.Struct, frozen=True):
-    """A model and the limits of one conversation. `key_variable`: the environment variable with the API key.
-    `session_budget`: tokens of all conversations."""
-
-    url: str
-    model: str
-    key_variable: str = ""
-    time_limit_s: float = 60.0
-    token_budget: int = 30_000
-    turns: int = 12
-    session_budget: int = 300_000
-
-
 class EndpointError(Exception):
     """The endpoint returned no usable answer. This error stays inside the advisor."""
 
@@ -53,11 +39,11 @@ class EndpointError(Exception):
 class ModelEndpoint:
     """A model, and the tokens that the session has left for it. Thread-safe."""
 
-    def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model: Advice, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
         self.clock = clock
         self.takes_schemas = True
-        self.tokens_left = model.session_budget
+        self.tokens_left = model.session_tokens
         self._lock = threading.Lock()
 
     @property
@@ -89,11 +75,10 @@ class Conversation:
     """Questions that share a time limit and a token budget. Needs `httpx`."""
 
     def __init__(self, endpoint: ModelEndpoint) -> None:
-        self.turns = endpoint.model.turns
         self.tokens = 0
         self._endpoint = endpoint
         self._model = endpoint.model
-        self._ends_at = endpoint.clock() + endpoint.model.time_limit_s
+        self._ends_at = endpoint.clock() + float(endpoint.model.time_limit_s)
         try:
             self._httpx = importlib.import_module("httpx")
         except ImportError:
@@ -117,16 +102,16 @@ class Conversation:
         spent = max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
         self.tokens += spent
         self._endpoint.spend(spent)
-        if self.tokens > self._model.token_budget:
-            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent: it took {self.tokens:,}")
+        if self.tokens > self._model.tokens:
+            raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent: it took {self.tokens:,}")
         return text
 
     def _room(self, asked: int) -> int:
-        room, of_session = self._model.token_budget - self.tokens - asked, self._endpoint.tokens_left - asked
+        room, of_session = self._model.tokens - self.tokens - asked, self._endpoint.tokens_left - asked
         if room <= 0:
-            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
+            raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent")
         if of_session <= 0:
-            raise EndpointError(f"the session's budget of {self._model.session_budget:,} tokens is spent")
+            raise EndpointError(f"the session's budget of {self._model.session_tokens:,} tokens is spent")
         return min(room, of_session)
 
     def _answer(self, body: dict[str, Any], schema: Mapping[str, object] | None) -> bytes:

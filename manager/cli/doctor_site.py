@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.advice.endpoint import EndpointError, LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import EndpointError, ModelEndpoint
 from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
@@ -201,7 +201,7 @@ def check_advice_endpoint(site: Site) -> Told:
     named = site.advice
     if not named.url:
         return
-    endpoint = ModelEndpoint(LanguageModel(named.url, named.model, named.key_variable, time_limit_s=_ENDPOINT_S))
+    endpoint = ModelEndpoint(msgspec.structs.replace(named, time_limit_s=Duration(_ENDPOINT_S)))
     if named.key_variable and not os.environ.get(named.key_variable):
         fix = f"export {named.key_variable}=KEY, where `stoker up` runs"
         yield Level.WARN, f"the variable {named.key_variable} ([advice] key_variable) is not set", fix

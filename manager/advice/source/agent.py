@@ -93,6 +93,7 @@ def _parse_fact_value(field: str, value: object) -> Scalar | None:
 _PAGE = 6_000
 _MOST_LISTED = 200
 _MOST_NONSENSE = 2
+_TURNS = 12
 _PROMPT = f"""You read the source of a machine learning job and say what it is. You have two tools:
 file_tree: the files of the project. Its input is empty.
 file_read: the text of a file. Its input is a path as file_tree gives it; "path:2" is the second page.
@@ -133,7 +134,7 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
     question = f"{what} Its source:\n\n{tools.page(name, source.text)}"
     messages = [{"role": "system", "content": _PROMPT}, {"role": "user", "content": question}]
     nonsense = 0
-    for _ in range(conversation.turns):
+    for _ in range(_TURNS):
         text = conversation.ask(messages)
         final = _final_answer(text)
         if final is not None:
