@@ -86,15 +86,6 @@ def excluded_nodes() -> Iterator[Finding]:
         yield warn("nodes", f"no block starts on node {show_nodes.describe_excluded_node(record)}", fix)
 
 
-def clear_node(node: str) -> Iterator[str]:
-    """Let blocks start on an excluded node again, and yield a message for each site. Raises StokerError."""
-    for record in node_store.clear(node):
-        yield (
-            f"blocks of site {record.source} may start on {node} again; running sessions notice the change within"
-            f" {node_store.LOOK_S:g} s"
-        )
-
-
 # ---- processes and jobs of ended sessions
 
 
@@ -211,7 +202,9 @@ def doctor(
         if is_wrong:
             raise click.UsageError(text)
     if cleared is not None:
-        console.lines(clear_node(cleared))
+        later = f"running sessions notice the change within {node_store.LOOK_S:g} s"
+        for record in node_store.clear(cleared):
+            console.line(f"blocks of site {record.source} may start on {cleared} again; {later}")
         return
     wanted = new_sessions.collect(sites) if sites else ()
     if tests:

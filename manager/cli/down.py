@@ -111,7 +111,7 @@ def wait_until_gone(
 ) -> list[session_remains.LeftBehind]:
     began, said = time.monotonic(), ""
     while True:
-        here = [*session_remains.processes(folder), *session_remains.factory(folder)]
+        here = list(session_remains.processes(folder))
         remains = here or list(session_remains.jobs(folder, before))
         took = time.monotonic() - began
         if not remains or took > wait_s:

@@ -12,7 +12,7 @@ import msgspec
 from stoker.config import parse_site
 from stoker.errors import ConfigError
 from stoker.manager.cli import console
-from stoker.manager.cli.surroundings import IMAGE, HostFacts, Node, Partition, Slurm, inspect_host
+from stoker.manager.cli.surroundings import FAST_NETWORKS, IMAGE, HostFacts, Node, Partition, Slurm, inspect_host
 from stoker.site import ProviderKind
 from stoker.units import show_bytes, show_seconds
 
@@ -176,7 +176,7 @@ def _pilot_and_session(around: HostFacts, *, cpu: tuple[int, int] | None) -> tup
     lines.append(_with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}"))
     unseen = f"{around.home} does not look like a shared file system: if compute nodes do not see it"
     notes = [] if around.home_shared else [f"{unseen}, name a folder that they see: stoker up --folder DIR"]
-    if not (fast := around.fast_network):
+    if not (fast := next((name for name in around.networks if name.startswith(FAST_NETWORKS)), "")):
         return lines, [*notes, f"pilots will reach this host at {around.reached_at}, the address of its name"]
     known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
     lines += ["", "[session]", _line("interface", fast, f"{around.networks[fast]}; also: {known}")]

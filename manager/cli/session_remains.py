@@ -18,7 +18,7 @@ from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.locks import is_locked
 from stoker.manager.executor import detached
-from stoker.manager.factory.batch import JOBS_LEFT, Batch, BatchJobStatus
+from stoker.manager.factory.batch import JOBS_LEFT, BatchJobStatus
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
 from stoker.pilot.taskvine import POOL
@@ -53,14 +53,16 @@ class LeftBehind(msgspec.Struct, frozen=True):
 
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's processes here, and its manager on another machine."""
-    for process, kind, path in iter_own_session_processes():
-        if path == folder.path:
-            yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
+    """Yield the session's processes here, and its manager and its job submitter on another machine."""
+    own = [(process.pid, kind) for process, kind, path in iter_own_session_processes() if path == folder.path]
+    yield from (LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {pid})", f"kill {pid}") for pid, kind in own)
     with contextlib.suppress(SessionError):
         holder = lease.read(lease.lease_file(folder))
         if holder is not None and lease.is_alive(holder) is None and not holder.over:
             yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
+    lock = folder.path / "factory.lock"
+    if "factory" not in [kind for _, kind in own] and lock.exists() and is_locked(lock, exclusively=True):
+        yield LeftBehind(f"{_SUBMITTER} on another machine, which cancels its jobs")
 
 
 def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
@@ -79,16 +81,6 @@ def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
                     yield process, kind, Path(pool)
 
 
-def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
-    lock = folder.path / "factory.lock"
-    if not lock.exists() or any(
-        kind == "factory" and path == folder.path for _, kind, path in iter_own_session_processes()
-    ):
-        return
-    if is_locked(lock, exclusively=True):
-        yield LeftBehind(f"{_SUBMITTER} on another machine, which cancels its jobs")
-
-
 def may_have_jobs(folder: SessionFolder) -> bool:
     """True if batch systems may still have jobs of an ended session. The factory's list lacks TaskVine's workers."""
     file = folder.path / JOBS_LEFT
@@ -97,18 +89,14 @@ def may_have_jobs(folder: SessionFolder) -> bool:
     return any(folder.sites.glob("*.toml"))
 
 
-def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    from stoker.manager.factory.batches import make_batch  # slow import of Parsl
-
-    own = msgspec.structs.replace(site, engine=Engine.STOKER)
-    return make_batch(own, session=folder.read().session, folder=folder)
-
-
 def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
     """Return the open jobs of a session at a site, with their status. Raises StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
-    batch = batch_of(site, folder)
+    from stoker.manager.factory.batches import make_batch  # slow import of Parsl
+
+    own = msgspec.structs.replace(site, engine=Engine.STOKER)
+    batch = make_batch(own, session=folder.read().session, folder=folder)
     listed = [job for job in batch.find() if job not in seen]
     statuses = batch.query(listed) if listed else {}
     return {job: status for job in listed if (status := statuses.get(job)) is None or not status.phase.over}

@@ -191,7 +191,7 @@ _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.LSF: ("bqueues", "-w"),
     ProviderKind.GRID_ENGINE: ("qconf", "-sql"),
 }
-_FAST = ("ib", "hsn", "opa", "mlx", "ipogif")
+FAST_NETWORKS = ("ib", "hsn", "opa", "mlx", "ipogif")
 _NETWORK_FILES = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "orangefs", "glusterfs", "fuse.", "smb", "cifs",
 )  # fmt: skip
@@ -230,10 +230,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     scratch: tuple[ScratchPlace, ...] = ()
     nodes: tuple[Node, ...] = ()
     user_domain: str = ""
-
-    @property
-    def fast_network(self) -> str:
-        return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
 def inspect_host() -> HostFacts:

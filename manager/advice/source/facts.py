@@ -201,22 +201,22 @@ class Recogniser:
             value = site.argument(place, *names)
             if value is not None and isinstance(value.value, str):
                 factor = 0.6 if owner.endswith(_HELPERS) else 1.0
-                self._keep(field, value.value, value.where, factor * sure * site.sure * value.sure)
+                self.keep(field, value.value, value.where, factor * sure * site.sure * value.sure)
             elif field == "model" and place < max(1, len(site.args)):
                 self._miss(field, site)
         for prefix, (field, sure) in _NAMED_BY_CALL.items():
             if site.dotted.startswith(prefix):
-                self._keep(field, last, site.where, sure * site.sure)
+                self.keep(field, last, site.where, sure * site.sure)
         if top == "sklearn" and last[:1].isupper():
-            self._keep("model", last, site.where, 0.7 * site.sure)
+            self.keep("model", last, site.where, 0.7 * site.sure)
             for ending, task in (("Classifier", "classification"), ("Regressor", "regression")):
                 if last.endswith(ending):
-                    self._keep("task", task, site.where, 0.6)
+                    self.keep("task", task, site.where, 0.6)
         if last == "load_dataset":
             self._record_dataset(site)
         self._record_precision_of_call(site)
         if last == "cuda" and owner:
-            self._keep("devices", "cuda", site.where, 0.85 * site.sure)
+            self.keep("devices", "cuda", site.where, 0.85 * site.sure)
         elif last in ("to", "device") and site.args and site.args[0] is not None:
             self._device(site.args[0], 0.85 * site.sure)
         self._record_task_of_call(site, owner, last)
@@ -238,16 +238,16 @@ class Recogniser:
         elif field == "devices":
             self._device(value, factor)
         elif field is not None:
-            self._keep(field, value.value, value.where, factor * value.sure)
+            self.keep(field, value.value, value.where, factor * value.sure)
         elif further:
             self._more(name, value)
 
     def loop(self, name: str, times: Known) -> None:
         word = name.lower()
         if "epoch" in word:
-            self._keep("epochs", times.value, times.where, 0.85 * times.sure)
+            self.keep("epochs", times.value, times.where, 0.85 * times.sure)
         elif "step" in word or "iter" in word:
-            self._keep("steps", times.value, times.where, 0.8 * times.sure)
+            self.keep("steps", times.value, times.where, 0.8 * times.sure)
         else:
             self._loops += 1
             self._more(f"loop {self._loops}", times)
@@ -255,24 +255,21 @@ class Recogniser:
     def record_framework_of_module(self, top: str, where: str, sure: float = 1.0) -> None:
         if top in FRAMEWORKS:
             framework, certainty = FRAMEWORKS[top]
-            self._keep("framework", framework, where, certainty * sure)
-
-    def record_own_model(self, name: str, where: str, sure: float) -> None:
-        self._keep("model", name, where, 0.7 * sure)
+            self.keep("framework", framework, where, certainty * sure)
 
     def opened(self, file: NamedFile, where: str, sure: float) -> None:
         if os.path.splitext(file.path)[1] in _DATA_FILES:
-            self._keep("data", file.path, where, 0.45 * sure)
+            self.keep("data", file.path, where, 0.45 * sure)
 
     def _record_dataset(self, site: CallSite) -> None:
         name, part, split = site.argument(0, "path"), site.argument(1, "name"), site.kwargs.get("split")
         if name is not None and isinstance(name.value, str):
             full = f"{name.value}/{part.value}" if part is not None and isinstance(part.value, str) else name.value
-            self._keep("data", full, name.where, 0.95 * site.sure * name.sure)
+            self.keep("data", full, name.where, 0.95 * site.sure * name.sure)
         else:
             self._miss("data", site)
         if split is not None and (sliced := _SLICE.search(str(split.value))):
-            self._keep("items", int(sliced[1][:12]), site.where, 0.85 * site.sure)
+            self.keep("items", int(sliced[1][:12]), site.where, 0.85 * site.sure)
 
     def _record_precision_of_call(self, site: CallSite) -> None:
         if site.last in ("half", "bfloat16", "double") and not site.args and "." in site.dotted:
@@ -290,32 +287,32 @@ class Recogniser:
         said = value.value.last if isinstance(value.value, ImportedName) else value.value
         precision = PRECISIONS.get(str(said).lower())
         if precision is not None and isinstance(said, str | int):
-            self._keep("precision", precision, value.where, sure * value.sure)
+            self.keep("precision", precision, value.where, sure * value.sure)
 
     def _device(self, value: Known, sure: float) -> None:
         device = value.value
         if isinstance(device, str):
             device = device.partition(":")[0] if _CUDA.match(device) else None
         if isinstance(device, str | int):
-            self._keep("devices", device, value.where, sure * value.sure)
+            self.keep("devices", device, value.where, sure * value.sure)
 
     def _record_task_of_call(self, site: CallSite, owner: str, last: str) -> None:
         if last in TASK_OF_CALL:
             task, certainty = TASK_OF_CALL[last]
-            self._keep("task", task, site.where, certainty * site.sure)
+            self.keep("task", task, site.where, certainty * site.sure)
         if site.dotted.startswith(("torchvision.models.", "keras.applications.")):
-            self._keep("task", "image-classification", site.where, 0.6 * site.sure)
+            self.keep("task", "image-classification", site.where, 0.6 * site.sure)
         made = owner if last == "from_pretrained" else last
         for ending, task in TASK_OF_CLASS.items():
             if made.endswith(ending):
-                self._keep("task", task, site.where, 0.9 * site.sure)
+                self.keep("task", task, site.where, 0.9 * site.sure)
         if last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
             self._more("training", Known("yes", site.where))
 
     def _miss(self, field: str, site: CallSite) -> None:
         self.missed.setdefault(field, f"{site.where}: {site.last}(...) takes a value that the source does not show")
 
-    def _keep(self, field: str, value: Any, where: str, sure: float) -> None:
+    def keep(self, field: str, value: Any, where: str, sure: float) -> None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, str):

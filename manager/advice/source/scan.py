@@ -459,7 +459,7 @@ class Scanner:
                 fields[name] = Known(dataclasses.replace(field.value, bound=value), where)
         bases = made.node.bases if isinstance(made.node, ast.ClassDef) else []
         if any(ast.unparse(base).endswith(_MODEL_BASES) for base in bases):
-            self.recogniser.record_own_model(made.node.name, where, scope.sure)
+            self.recogniser.keep("model", made.node.name, where, 0.7 * scope.sure)
         if "__init__" in fields:
             self._follow(fields.pop("__init__").value, args, kwargs, scope)
             return value
