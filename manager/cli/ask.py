@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import time
-from types import TracebackType
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -72,9 +71,7 @@ class Observer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

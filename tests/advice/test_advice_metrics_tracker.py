@@ -105,7 +105,6 @@ def test_timestamps_of_lines_give_a_rate_across_midnight():
     ]
     found = track(f"{at} step {k}/500 loss 1.0" for k, at in enumerate(clock))
     assert found.steps_per_s == pytest.approx(0.5)
-    assert found.rate_from == "the times of lines"
 
 
 def test_two_reads_give_a_rate_for_a_log_without_timestamps():

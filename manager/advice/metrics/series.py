@@ -28,13 +28,6 @@ def without_outliers(values: Sequence[float]) -> list[float]:
     return [value for value in finite if abs(value - middle) <= farthest]
 
 
-def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slopes between each point and the point half the list later (after Siegel and Theil, at linear
-    cost)."""
-    lag = max(1, len(points) // 2)
-    return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
-
-
 # ---- series of counts
 
 
@@ -55,8 +48,7 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     """The values of a count over time, by rounds (such as epochs), which begin when the count falls. `points`: of the
-    current round; `earlier`: of the previous round. `falls`: number of new rounds. `first_at`: index of the first
-    line."""
+    current round. `falls`: number of new rounds. `first_at`: index of the first line."""
 
     name: str
     unit: str
@@ -66,7 +58,6 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     falls: int
     first_at: int
     starts_at_zero: bool
-    earlier: tuple[SeriesPoint, ...] = ()
 
     @property
     def newest(self) -> Counter:
@@ -95,12 +86,12 @@ def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     found = []
     for (rank, evaluates, name, _), each in points.items():
         falls = _new_round_indexes([point.counter.done for point in each])
-        before, since = [0, 0, *falls][-2:]  # indexes at which the last two rounds begin
         found.append(
             CountSeries(
-                name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
-                falls=sum(_is_counter_finished(each[at - 1].counter) for at in falls), first_at=each[0].at,
-                starts_at_zero=any(point.counter.done == 0 for point in each), earlier=tuple(each[before:since]),
+                name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates,
+                points=tuple(each[falls[-1] if falls else 0 :]), first_at=each[0].at,
+                falls=sum(_is_counter_finished(each[at - 1].counter) for at in falls),
+                starts_at_zero=any(point.counter.done == 0 for point in each),
             )
         )  # fmt: skip
     return found
@@ -183,39 +174,29 @@ _LEAST_SPAN_S = 10.0
 _FARTHEST_RATE = 3.0
 """A printed rate that differs more from the times of the lines counts something else, such as loaded data."""
 _DAY_S = 86400.0
-_RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
-def pace(series: CountSeries, evaluated_at: Sequence[int]) -> tuple[float, str] | None:
-    """Return the rate in units per second, and its source, from the current or else the previous round. `evaluated_at`:
-    indexes of the lines of an evaluation."""
-    rounds = (series.points, series.earlier)
-    return next(filter(None, (_pace_of(series, points[-NEWEST:], evaluated_at) for points in rounds)), None)
-
-
-def _pace_of(
-    series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: Sequence[int]
-) -> tuple[float, str] | None:
+def pace(series: CountSeries) -> float | None:
+    """Return the rate of the current round in units per second."""
+    points = series.points[-NEWEST:]
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
-    timed = None
-    if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
-        timed = _median_pace(_slopes_between_evaluations(points, "line_s", evaluated_at), "the times of lines")
-    stated = [rate for point in points if (rate := _stated_rate(series, point))]
-    found = _median_pace(stated, "the rates that lines state")
-    if found and (timed is None or 1 / _FARTHEST_RATE < found[0] / timed[0] < _FARTHEST_RATE):
-        return found
+    timed = _median_pace(_slopes(points, "line_s")) if seen and max(seen) - min(seen) >= _LEAST_SPAN_S else None
+    stated = _median_pace([rate for point in points if (rate := _stated_rate(series, point))])
+    if stated and (timed is None or 1 / _FARTHEST_RATE < stated / timed < _FARTHEST_RATE):
+        return stated
     if timed:
         return timed
     times = [point.line.time_s for point in points if point.line.time_s]
     grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]
     if times and not grows:
-        return _median_pace([1 / value for value in times], "the times that lines state")
-    for field, source in _RISING:
-        if found := _median_pace(_slopes_between_evaluations(points, field, evaluated_at), source):
+        return _median_pace([1 / value for value in times])
+    for field in ("line_s", "elapsed_s", "time_s"):
+        if found := _median_pace(_slopes(points, field)):
             return found
     lefts = ((point.counter.total or 0.0, point.counter.done, point.line.eta_s or 0.0) for point in points)
-    rates = [(total - done) / eta_s for total, done, eta_s in lefts if eta_s >= _LEAST_ETA_S and total > done]
-    return _median_pace(rates, "the times left that lines state")
+    return _median_pace(
+        [(total - done) / eta_s for total, done, eta_s in lefts if eta_s >= _LEAST_ETA_S and total > done]
+    )
 
 
 def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
@@ -227,24 +208,19 @@ def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
     return rate if rate and rate > 0 else None
 
 
-def _slopes_between_evaluations(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
-    found: list[float] = []
-    part: list[tuple[float, float]] = []
-    before = -1
+def _slopes(points: Sequence[SeriesPoint], field: str) -> list[float]:
+    """Return the rates between each point and the point half the list later (after Siegel and Theil, at less cost)."""
+    found: list[tuple[float, float]] = []
     for point in points:
         at_s = getattr(point.line, field)
-        if at_s is None:
-            continue
-        if part and at_s < part[-1][0] - _DAY_S / 2 and at_s < _DAY_S:
-            at_s += _DAY_S  # the time of day has passed midnight
-        if any(before < at < point.at for at in evaluated_at):
-            found += slopes(part)
-            part = []
-        part.append((at_s, point.counter.done))
-        before = point.at
-    return [slope for slope in found + slopes(part) if slope > 0]
+        if at_s is not None:
+            if found and at_s < found[-1][0] - _DAY_S / 2 and at_s < _DAY_S:
+                at_s += _DAY_S  # the time of day has passed midnight
+            found.append((at_s, point.counter.done))
+    pairs = zip(found, found[max(1, len(found) // 2) :], strict=False)
+    return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairs if x1 > x0 and y1 > y0]
 
 
-def _median_pace(values: Sequence[float], source: str) -> tuple[float, str] | None:
+def _median_pace(values: Sequence[float]) -> float | None:
     kept = without_outliers(values)
-    return (median(kept), source) if kept and median(kept) > 0 else None
+    return median(kept) if kept and median(kept) > 0 else None

@@ -41,7 +41,6 @@ class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
     total: float | None = None
     whole: bool = True
     rate_per_s: float | None = None
-    rate_from: str = ""
     steps_per_s: float | None = None
     step: float | None = None
     epoch: float | None = None
@@ -79,13 +78,12 @@ class MetricTracker:
         if chosen is None:
             return Tracked(_progress_without_counts(lines), "lines have metrics, but none counts steps")
         inner, _ = chosen
-        evaluated_at = [] if inner.evaluates else [at for at, line in enumerate(lines) if line.evaluates]
-        rate = pace(inner, evaluated_at)
+        rate = pace(inner)
         if at_s is not None:
             count, done = (inner.name, inner.newest.total), _inner_units_done(*chosen)
             before, was_done, was_at_s = self._seen or (None, 0.0, 0.0)
             if rate is None and before == count and done > was_done and at_s > was_at_s:
-                rate = (done - was_done) / (at_s - was_at_s), "two readings of the log"
+                rate = (done - was_done) / (at_s - was_at_s)
             self._seen = count, done, at_s
         return Tracked(_progress(lines, *chosen, rate, self.totals), "")
 
@@ -130,7 +128,7 @@ def _progress(
     lines: Sequence[LineMetrics],
     inner: CountSeries,
     outer: CountSeries | None,
-    rate: tuple[float, str] | None,
+    per_s: float | None,
     totals: Mapping[str, float],
 ) -> LoggedProgress:
     now = inner.newest
@@ -150,11 +148,10 @@ def _progress(
         else:
             whole = False
     recent = [line for line in lines[inner.points[0].at :] if line.evaluates == inner.evaluates]
-    per_s, source = rate or (None, "")
     rate_per_s = per_s / inner_per_unit if per_s else None
     left = (outer or inner).points[-1].line.eta_s
     return LoggedProgress(
-        done=done, total=total, unit=unit, whole=whole, rate_per_s=rate_per_s, rate_from=source,
+        done=done, total=total, unit=unit, whole=whole, rate_per_s=rate_per_s,
         steps_per_s=per_s if inner.unit != EPOCH else None,
         step=now.done if inner.unit != EPOCH else None, epoch=epoch, loss=_newest_loss(recent),
         learning_rate=next((line.learning_rate for line in reversed(recent) if line.learning_rate is not None), None),
