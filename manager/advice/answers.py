@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
@@ -53,7 +52,7 @@ class Advisor:
             self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
         self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
         self.learned: Future[None] | None = None
-        self._followed: OrderedDict[tuple[int, int], _Followed] = OrderedDict()
+        self._followed: dict[tuple[int, int], _Followed] = {}
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
     @cached_property
@@ -138,10 +137,12 @@ class Advisor:
         if not question.log:
             return None
         key = (about.library, about.call)
-        followed = self._followed.setdefault(key, _Followed(question.log, start=question.start, formats=self._formats))
-        self._followed.move_to_end(key)
+        followed = self._followed.pop(key, None)
+        if followed is None:
+            followed = _Followed(question.log, start=question.start, formats=self._formats)
+        self._followed[key] = followed  # the last used is the last
         if len(self._followed) > _MOST_LOGS:
-            self._followed.popitem(last=False)
+            del self._followed[next(iter(self._followed))]
         pace = followed.current_pace()
         if self._formats is not None and self._endpoint is not None:
             unread = self._formats.take_unread_formats()

@@ -155,9 +155,7 @@ def exit_silently_on_closed_pipe() -> Iterator[None]:
         if trouble.errno not in _NO_ROOM:
             raise
         _discard_further_output()
-        error(
-            f"the output cannot be written: {trouble.strerror}; make room on that disk, or write the output to another"
-        )
+        error(f"the output cannot be written: {trouble.strerror}; make room on that disk, or use another")
         raise SystemExit(1) from None
 
 

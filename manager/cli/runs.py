@@ -156,14 +156,6 @@ def new_run(name: str, *, what: str) -> DetachedRun:
     raise AssertionError
 
 
-def remove(run: DetachedRun) -> None:
-    shutil.rmtree(run.path, ignore_errors=True)
-
-
-def seconds_since_run_end(run: DetachedRun) -> float:
-    return 0.0 if run.is_running() else max(0.0, time.time() - max(map(modification_time, (run.path, run.log))))
-
-
 def _read(path: Path, kind: type[T]) -> T | None:
     with suppress(OSError, *UNREADABLE):
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -194,7 +186,7 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
                 start_new_session=True,
             )
     except OSError as error:
-        remove(run)
+        shutil.rmtree(run.path, ignore_errors=True)
         raise ConfigError(f"{run.log}: cannot be written: {error.strerror}", file=str(run.log)) from None
     until = time.monotonic() + _START_S
     while run.facts is None and keeper.poll() is None and time.monotonic() < until:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -82,8 +83,9 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
             console.lines(render(found))
         return
     for run in detached_runs:
-        if not run.is_running() and runs.seconds_since_run_end(run) >= older_s:
-            runs.remove(run)
+        written_at = max(map(modification_time, (run.path, run.log)))
+        if not run.is_running() and time.time() - written_at >= older_s:
+            shutil.rmtree(run.path, ignore_errors=True)
             console.note(f"removed run {run.name} and its log")
     old = [each for each in found if each.state is SessionState.OVER and each.idle_s >= older_s]
     pruned = [session_remains.prune(SessionFolder(each.folder), each.session) for each in old]

@@ -178,7 +178,7 @@ def test_source_over_the_limits_keeps_its_first_facts(monkeypatch: pytest.Monkey
     text = "DataLoader(d, batch_size=8)\n" + "f(1)\n" * 1000 + "for epoch in range(3): pass\n"
     found = facts(text)
     assert values(found) == {"batch_size": 8}
-    assert "expressions; only the first" in found.notes[0]
+    assert "more than 500 expressions" in found.notes[0]
 
 
 @pytest.mark.parametrize(

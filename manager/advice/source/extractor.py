@@ -17,11 +17,9 @@ import msgspec
 from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, WorkloadFacts
 from stoker.manager.advice.source.reading import (
     LONGEST_FILE_BYTES,
-    MOST_NODES,
     Function,
     Known,
     NotReadError,
-    OutOfBoundsError,
     OwnFolders,
     SourceModule,
     parsed,
@@ -114,8 +112,6 @@ def extract_facts(
         inside = set(ast.walk(entry))
         others = [node for node in scanner.returned if node not in inside]
         text = "\n".join(normalise_source(node) for node in [entry, *others])
-    except OutOfBoundsError:
-        scanner.note(f"the source has more than {MOST_NODES:,} expressions; only the first of them were read")
     except NotReadError as error:
         scanner.note(str(error))
     except Exception as error:  # no source code may end the advisor

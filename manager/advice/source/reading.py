@@ -26,11 +26,7 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pyca
 
 
 class NotReadError(Exception):
-    """A file could not be read. The text of the error contains the reason."""
-
-
-class OutOfBoundsError(Exception):
-    """The source code has more statements and expressions than the limit."""
+    """A file or source was not read to its end. The text of the error contains the reason."""
 
 
 class OwnFolders:

@@ -23,7 +23,6 @@ from stoker.manager.advice.source.reading import (
     Known,
     NamedFile,
     NotReadError,
-    OutOfBoundsError,
     OwnCode,
     OwnFolders,
     Scope,
@@ -317,7 +316,8 @@ class Scanner:
     def _count(self) -> None:
         self._nodes_left -= 1
         if self._nodes_left < 0:
-            raise OutOfBoundsError
+            most = f"{reading.MOST_NODES:,}"
+            raise NotReadError(f"the source has more than {most} expressions; only the first of them were read")
 
     # ---- calls
 
