@@ -174,7 +174,8 @@ def _overlaps(match: re.Match[str], taken: Iterable[tuple[int, int]]) -> bool:
 
 
 def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
-    totals = stated_totals([text]) if any(each.total is None for each in counted) else {}
+    low = text.lower()
+    totals = stated_totals([low]) if any(word in low for word in ("total", "max", "num")) else {}
     return [
         msgspec.structs.replace(each, total=totals[each.unit])
         if each.total is None and each.done <= totals.get(each.unit, -1.0)
