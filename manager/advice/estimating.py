@@ -190,12 +190,6 @@ _MOST_LOOKED_UP = 300
 Found = list[tuple[SimilarSource, Estimate]]
 
 
-class SimilarRecipe(msgspec.Struct, frozen=True):
-    recipe: str
-    name: str
-    similarity: float
-
-
 class RetrievedEstimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the similar recipes.
     `why`: reasons for missing values."""
@@ -204,8 +198,8 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
     resident_bytes: ScatteredValue | None = None
     peak_bytes: ScatteredValue | None = None
     run_s: ScatteredValue | None = None
-    from_loads: tuple[SimilarRecipe, ...] = ()
-    from_runs: tuple[SimilarRecipe, ...] = ()
+    from_loads: tuple[SimilarSource, ...] = ()
+    from_runs: tuple[SimilarSource, ...] = ()
     why: dict[str, str] = {}
 
 
@@ -232,8 +226,8 @@ class Estimator:
             resident_bytes=_from_sources(loads, loader, resident),
             peak_bytes=_from_sources(loads, loader, peak),
             run_s=_from_sources(runs, function, [e.functions[source.row.function] for source, e in runs]),
-            from_loads=_named(loads),
-            from_runs=_named(runs),
+            from_loads=tuple(source for source, _ in loads[:MOST_SIMILAR]),
+            from_runs=tuple(source for source, _ in runs[:MOST_SIMILAR]),
             why=why,
         )
 
@@ -265,10 +259,6 @@ def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Me
         if value.mean > 0
     ]
     return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
-
-
-def _named(found: Found) -> tuple[SimilarRecipe, ...]:
-    return tuple(SimilarRecipe(each.row.recipe, each.row.name, each.similarity) for each, _ in found[:MOST_SIMILAR])
 
 
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
@@ -367,7 +357,7 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
         if (run := found.run_s) is None:
             why.append(f"on {kind}, {found.why.get('run_s', 'nothing was found')}")
             continue
-        similar |= dict.fromkeys(f"{each.name} (similarity {each.similarity:.2f})" for each in found.from_runs)
+        similar |= dict.fromkeys(f"{each.row.name} (similarity {each.similarity:.2f})" for each in found.from_runs)
         load, resident, peak = found.load_s, found.resident_bytes, found.peak_bytes
         by_kind[kind] = Estimate(
             load_s=load.mean if load else 0.0,

@@ -72,10 +72,10 @@ def test_unseen_recipe_is_estimated_from_similar_recipes(world: World):
     assert one.run_s.median == pytest.approx(0.56, rel=0.25)
     assert one.run_s.low < 0.56 < one.run_s.high
     assert one.run_s.recipes == 5
-    assert {each.recipe for each in one.from_runs} == {f"r{number}" for number in range(5)}
-    assert one.from_runs[0].recipe in ("r2", "r3")
+    assert {each.row.recipe for each in one.from_runs} == {f"r{number}" for number in range(5)}
+    assert one.from_runs[0].row.recipe in ("r2", "r3")
     assert one.from_runs[0].similarity >= one.from_runs[-1].similarity
-    assert one.from_runs[0].name.endswith("-name")
+    assert one.from_runs[0].row.name.endswith("-name")
     assert one.load_s.median == pytest.approx(1.0, rel=0.01)
     assert one.peak_bytes.median == pytest.approx(128_000, rel=0.01)
     assert one.why == {}
