@@ -120,15 +120,15 @@ class Gravity(enum.IntEnum):
     FATAL = 3
 
 
-_STEMS = (
+_ANY_STEM = re.compile(
     b"err|exception|fail|critical|abort|panic|cannot|can't|denied|refused|unreachable|timed|timeout|kill|corrupt|"
     b"lost|invalid|unhandled|segfault|segmentation|terminat|broken|exceed|stale|lockup|lock-up|stall|dead|crash|"
     b"evict|preempt|held|shutdown|down|expire|mismatch|incompatible|undefined|missing|unsupported|disconnect|reboot|"
-    b"full|degraded|unexpected|rejected|fatal|emerg|dumped|oom|uncorrectable|unrecoverable|cancelled|node_fail|***|"
+    rb"full|degraded|unexpected|rejected|fatal|emerg|dumped|oom|uncorrectable|unrecoverable|cancelled|node_fail|\*\*\*|"
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
-).split(b"|")
-"""A line without any of these word stems matches none of the patterns below."""
+)
+"""Word stems. A line without any of them matches none of the patterns below."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -185,19 +185,6 @@ _GIVEN_UP = compile_lowercase_pattern(
     r"retries\ exceeded|max(?:imum)?\ (?:number\ of\ )?retries|giv(?:ing|en)\ up|no\ more\ retries"
     r"|after\ \d+\ (?:attempts|retries)|retries\ exhausted|retry (?:count|limit) exceeded",
 )  # fmt: skip
-
-
-def _prefix_tree(words: Iterable[bytes]) -> bytes:
-    tails: dict[bytes, list[bytes]] = {}
-    for word in words:
-        tails.setdefault(word[:1], []).append(word[1:])
-    branches = [
-        re.escape(first) + (b"" if b"" in rest else _prefix_tree(rest)) for first, rest in sorted(tails.items())
-    ]
-    return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"
-
-
-_ANY_STEM = re.compile(_prefix_tree(_STEMS))
 
 
 def may_report_error(line: bytes) -> bool:
