@@ -35,7 +35,7 @@ STORE = "performance.sqlite"
 def check_measurement_store() -> Iterator[Finding]:
     path = state_folder() / STORE
     if not path.exists():
-        yield ok("store", f"no measurements yet: the first run creates {path}")
+        yield ok(f"no measurements yet: the first run creates {path}")
         return
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)) as db:
@@ -44,10 +44,10 @@ def check_measurement_store() -> Iterator[Finding]:
     except sqlite3.Error as error:
         verdict = str(error)
     if verdict == "ok":
-        yield ok("store", f"measurements of {_count(count, 'context')} in {path}")
+        yield ok(f"measurements of {_count(count, 'context')} in {path}")
     else:
         fix = f"move the file away, and Stoker creates a new file: mv {path} {path}.damaged"
-        yield warn("store", f"measurements cannot be read: {path}: {verdict}", fix)
+        yield warn(f"measurements cannot be read: {path}: {verdict}", fix)
 
 
 def check_earlier_sessions() -> Iterator[Finding]:
@@ -56,18 +56,18 @@ def check_earlier_sessions() -> Iterator[Finding]:
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))
     dangling = [link for link in links if not (is_session_folder(link) or is_begun(link))]
-    yield ok("sessions", ": ".join(filter(None, [_count(len(alive), "live session"), ", ".join(alive)])))
+    yield ok(": ".join(filter(None, [_count(len(alive), "live session"), ", ".join(alive)])))
     for name in (each.session for each in found if each.state is SessionState.LOST):
         fix = f"restart the session's manager: stoker attach {name}; or end the session: stoker down {name}"
-        yield warn("sessions", f"session {name} is not over, but has no manager", fix)
+        yield warn(f"session {name} is not over, but has no manager", fix)
     if over:
         size = sum(map(size_bytes, over))
         text = f"{_count(len(over), 'ended session')} with {show_bytes(size)} of logs and journals"
         fix = "stoker sessions --prune removes the old ones"
-        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, fix)
+        yield Finding(Level.OK if size < 1e9 else Level.WARN, text, fix)
     if dangling:
         text = f"{_count(len(dangling), 'link')} to sessions whose folders are gone"
-        yield warn("sessions", text, "rm " + " ".join(map(str, dangling)))
+        yield warn(text, "rm " + " ".join(map(str, dangling)))
 
 
 def _count(number: int, noun: str) -> str:
@@ -80,10 +80,10 @@ def _count(number: int, noun: str) -> str:
 def excluded_nodes() -> Iterator[Finding]:
     found = node_store.excluded_nodes()
     if not found:
-        yield ok("nodes", "no node is excluded because its devices failed")
+        yield ok("no node is excluded because its devices failed")
     for record in found:
         fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
-        yield warn("nodes", f"no block starts on node {show_nodes.describe_excluded_node(record)}", fix)
+        yield warn(f"no block starts on node {show_nodes.describe_excluded_node(record)}", fix)
 
 
 # ---- processes and jobs of ended sessions
@@ -96,10 +96,10 @@ _PATIENCE_S = 3.0
 def check_orphaned_processes() -> Iterator[Finding]:
     found = list(find_orphaned_processes())
     if not found:
-        yield ok("processes", "no process was left behind")
+        yield ok("no process was left behind")
         return
     what = ", ".join(f"{kind} {pid} of {folder}" for pid, kind, folder in found)
-    yield warn("processes", f"left behind: {what}", " ".join(["kill", *(str(pid) for pid, _, _ in found)]))
+    yield warn(f"left behind: {what}", " ".join(["kill", *(str(pid) for pid, _, _ in found)]))
 
 
 def check_orphaned_jobs() -> Iterator[Finding]:
@@ -107,7 +107,7 @@ def check_orphaned_jobs() -> Iterator[Finding]:
         folder = SessionFolder(link.resolve())
         if detached.over(folder) and session_remains.may_have_jobs(folder):
             for each in session_remains.jobs(folder, None):
-                yield warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
+                yield warn(f"left behind: {each.what}, of session {link.name}", each.remove)
 
 
 def find_orphaned_processes() -> Iterator[tuple[int, str, Path]]:
@@ -211,10 +211,10 @@ def doctor(
         _run_site_suites(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
     ask = functools.partial(doctor_site.probe, wait_s=_PROBE_WITHIN_S if wait_s is None else wait_s, say=console.note)
-    questions = [("site_fits", "Does site {} fit this cluster?", doctor_site.site_fits)]
+    questions = [("site", "Does site {} fit this cluster?", doctor_site.site_fits)]
     questions += [("probe", "Do pilots of {} reach this host?", ask)] if probe else []
     checks = [
-        Check(name, question.format(site.name), functools.partial(run, site))
+        Check(f"{name} {site.name}", question.format(site.name), functools.partial(run, site))
         for name, question, run in questions
         for site in wanted
     ]
@@ -244,7 +244,8 @@ def _run_site_suites(sites: Iterable[Path], *, wait_s: float | None, chosen: str
 def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
     for check in CHECKS if checks is None else checks:
         try:
-            yield from check.run()
+            for finding in check.run():
+                yield msgspec.structs.replace(finding, topic=check.name)
         except Exception as error:
             what = f"{check.name} could not be checked ({check.question})"
-            yield warn(check.name, f"{what}: {type(error).__name__}: {error}")
+            yield Finding(Level.WARN, f"{what}: {type(error).__name__}: {error}", topic=check.name)

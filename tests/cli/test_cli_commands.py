@@ -147,7 +147,7 @@ def test_doctor_completes_all_checks_on_this_machine(stoker: Stoker):
     assert f"Python {sys.version.split()[0]}" in result.output
     told = msgspec.json.decode(stoker("doctor", "--json").output, type=dict[str, list[Finding]])["findings"]
     topics = {finding.topic for finding in told}
-    assert topics >= {"python", "packages", "devices", "disk", "files", "sockets", "clock", "store", "sessions"}
+    assert topics >= {"python", "packages", "devices", "disks", "limits", "sockets", "clock", "store", "sessions"}
 
 
 def test_doctor_fails_if_a_requirement_is_missing(stoker: Stoker, monkeypatch: pytest.MonkeyPatch):

@@ -255,9 +255,9 @@ def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeyp
 
 def test_python_installed_below_tmp_prints_a_warning():
     state = Path("/home/ana/.local/state/stoker")
-    ((level, text, _),) = doctor_site.warn_about_folders_in_tmp(Path("/tmp/venv/bin/python"), state)
-    assert level is Level.WARN
-    assert text.startswith("Python is /tmp/venv/bin/python, which jobs do not see where each has a /tmp")
+    (found,) = doctor_site.warn_about_folders_in_tmp(Path("/tmp/venv/bin/python"), state)
+    assert found.level is Level.WARN
+    assert found.text.startswith("Python is /tmp/venv/bin/python, which jobs do not see where each has a /tmp")
     assert not list(doctor_site.warn_about_folders_in_tmp(Path("/tmpfiles/python"), Path("/home/ana")))
 
 
@@ -335,9 +335,9 @@ def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, lev
     nodes = tuple(surroundings.parse_condor_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
     findings = list(doctor_site.slot_users(pool))
-    assert [found for found, _, _ in findings] == ([level] if level else [])
-    assert told in "".join(text for _, text, _ in findings)
-    assert all("shared_files = false" in fix for _, _, fix in findings)
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    assert told in "".join(finding.text for finding in findings)
+    assert all("shared_files = false" in finding.fix for finding in findings)
 
 
 def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
@@ -348,6 +348,6 @@ def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
             folder.chmod(0o755)
     closed.chmod(0o700)
     python = closed / "venv" / "bin" / "python"
-    said = [text for _, text, _ in doctor_site.warn_about_closed_folders(python)]
+    said = [finding.text for finding in doctor_site.warn_about_closed_folders(python)]
     assert len(said) <= 1  # no warning if the parent folder cannot be read, because that error is reported first
     assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

@@ -137,7 +137,7 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
 
     assert told() == []  # the session has not ended yet
     give_lease(folder, held(manager), over="stoker down")
-    assert told() == [Finding("jobs", Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
+    assert told() == [Finding(Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")
     asked = len(slurm.asked("squeue"))
     assert bool(told()) == (engine is Engine.TASKVINE)  # Stoker's factory does not know jobs of TaskVine's factory
