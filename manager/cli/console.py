@@ -127,6 +127,10 @@ class Redrawn:
             self._live.update(Text("\n").join(_style_first_word(text) for text in texts), refresh=True)
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
     """Yield a block of printed lines that can be replaced."""

@@ -44,7 +44,7 @@ def check_measurement_store() -> Iterator[Finding]:
     except sqlite3.Error as error:
         verdict = str(error)
     if verdict == "ok":
-        yield ok(f"measurements of {_count(count, 'context')} in {path}")
+        yield ok(f"measurements of {console.count(count, 'context')} in {path}")
     else:
         fix = f"move the file away, and Stoker creates a new file: mv {path} {path}.damaged"
         yield warn(f"measurements cannot be read: {path}: {verdict}", fix)
@@ -56,22 +56,18 @@ def check_earlier_sessions() -> Iterator[Finding]:
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))
     dangling = [link for link in links if not (is_session_folder(link) or is_begun(link))]
-    yield ok(": ".join(filter(None, [_count(len(alive), "live session"), ", ".join(alive)])))
+    yield ok(": ".join(filter(None, [console.count(len(alive), "live session"), ", ".join(alive)])))
     for name in (each.session for each in found if each.state is SessionState.LOST):
         fix = f"restart the session's manager: stoker attach {name}; or end the session: stoker down {name}"
         yield warn(f"session {name} is not over, but has no manager", fix)
     if over:
         size = sum(map(size_bytes, over))
-        text = f"{_count(len(over), 'ended session')} with {show_bytes(size)} of logs and journals"
+        text = f"{console.count(len(over), 'ended session')} with {show_bytes(size)} of logs and journals"
         fix = "stoker sessions --prune removes the old ones"
         yield Finding(Level.OK if size < 1e9 else Level.WARN, text, fix)
     if dangling:
-        text = f"{_count(len(dangling), 'link')} to sessions whose folders are gone"
+        text = f"{console.count(len(dangling), 'link')} to sessions whose folders are gone"
         yield warn(text, "rm " + " ".join(map(str, dangling)))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 # ---- excluded nodes

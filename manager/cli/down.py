@@ -140,8 +140,8 @@ def _summary(status: Status | None) -> str:
     if status is None:
         return " already"
     cancelled = status.cancelled + status.queued + status.running
-    facts = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
+    facts = [f"{console.count(status.done, 'call')} done"]
     facts += [f"{number:,} {what}" for number, what in ((status.failed, "failed"), (cancelled, "cancelled")) if number]
     for things, noun, what in ((status.pilots, "pilot", "released"), (status.jobs, "job", "ended")):
-        facts += [f"{len(things)} {noun}{'s' * (len(things) != 1)} {what}"] if things else []
+        facts += [f"{console.count(len(things), noun)} {what}"] if things else []
     return f": {', '.join(facts)}"

@@ -129,9 +129,10 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
     removed = [each for each in pruned if not each.kept]
     out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
     out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
-    total = show_bytes(sum(each.bytes for each in removed))
-    done = f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}" if removed else "nothing was removed"
-    return [*out, done if out else f"{done}: no session ended {older} ago or earlier"]
+    if removed:
+        total = show_bytes(sum(each.bytes for each in removed))
+        return [*out, f"removed {console.count(len(removed), 'session')}, {total}"]
+    return [*out, "nothing was removed" if out else f"nothing was removed: no session ended {older} ago or earlier"]
 
 
 def _read_known(idle_s_and_path: tuple[float, Path]) -> KnownSession | None:

@@ -127,10 +127,6 @@ def suggest_next_commands(
     return [f"{head:6}{command:{wide}}   {why}" for head, command, (_, why) in zip(heads, commands, steps, strict=True)]
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
@@ -231,11 +227,11 @@ def simulate(
             console.json({"results": results, "outputs": outputs})
         else:
             if len(runs) < total:
-                console.line(f"stopped: {len(runs)} of {count(total, 'run')} were done, and are kept")
+                console.line(f"stopped: {len(runs)} of {console.count(total, 'run')} were done, and are kept")
             events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
             rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
             many = f"{jobs} processes" if jobs > 1 else "one process"
-            took = f"{count(len(runs), 'run')} in {show_seconds(time.monotonic() - began)} on {many}{rate}"
+            took = f"{console.count(len(runs), 'run')} in {show_seconds(time.monotonic() - began)} on {many}{rate}"
             notes = [f"  {text}" for text in [*summarize_simulation_results(runs, rows, scenario), took]]
             console.lines(["", *table(rows, columns_for(scenario)), "", *notes, ""])
             for each in run_folder.write(folder, scenario, runs, results):
@@ -286,7 +282,11 @@ def _run(
 
 
 def _header(scenario: Scenario, *, total: int, jobs: int) -> list[str]:
-    facts = [", ".join(map(label, scenario.policies)), count(scenario.seeds, "seed"), count(total, "run")]
+    facts = [
+        ", ".join(map(label, scenario.policies)),
+        console.count(scenario.seeds, "seed"),
+        console.count(total, "run"),
+    ]
     facts += [f"{jobs} at a time"] if jobs > 1 else []
     about = [scenario.about] if scenario.about else []
     wanted = expand_family_names(scenario.world, context_names_of_workload(scenario.workload))

@@ -184,7 +184,7 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
         where = site.provider.partition or site.provider.queue or site.name
         named = f"submitted to {where} ({'job' if len(ids) == 1 else 'jobs'} {show_status.job_ids(ids)})"
         how = "on this machine" if site.is_local else named if ids else f"requested from {where}"
-        told.append(f"{len(jobs)} block{'s' * (len(jobs) != 1)} {how}")
+        told.append(f"{console.count(len(jobs), 'block')} {how}")
     return told
 
 
