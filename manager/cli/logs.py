@@ -46,13 +46,12 @@ def show_call(session: str, call: str) -> None:
     places = printed(texts)
     for path, start, end in places:
         _show(story.subject, path, start=start, end=end)
-    if places:
-        return
-    if (log := log_of_failed_loader(texts)) is None:
+    if not places and (log := log_of_failed_loader(texts)) is not None:
+        why = "its context could not be loaded"
+        console.note(f"{story.subject} did not run: {why}; this is {log}, the log of that load")
+        _show(story.subject, log)
+    elif not places:
         console.note(explain_missing_output(story, over=over))
-        return
-    console.note(f"{story.subject} did not run: its context could not be loaded; this is {log}, the log of that load")
-    _show(story.subject, log)
 
 
 def explain_missing_output(story: Story, *, over: str = "") -> str:

@@ -39,8 +39,7 @@ class Gpus(msgspec.Struct, frozen=True):
     nodes: int
 
     def __str__(self) -> str:
-        kind = f"{self.type}:" if self.type else ""
-        return f"{kind}{self.count} x {self.nodes}"
+        return f"{self.type}:{self.count} x {self.nodes}".removeprefix(":")
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -281,8 +280,7 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
         return [words[0] for words in lines]
     if kind is ProviderKind.LSF:  # header: QUEUE_NAME PRIO STATUS ...
         return [words[0] for words in lines[1:] if len(words) > 2 and words[2].startswith("Open")]
-    # The output of PBS begins with the header `Queue Max Tot Ena Str ...` and a line of dashes.
-    return [words[0] for words in lines if len(words) > 4 and words[3] == "yes" and words[4] == "yes"]
+    return [words[0] for words in lines if words[3:5] == ["yes", "yes"]]  # header: Queue Max Tot Ena Str ...
 
 
 def parse_condor_nodes(text: str) -> list[Node]:
