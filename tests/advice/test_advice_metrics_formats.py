@@ -98,7 +98,7 @@ def test_language_model_answer_that_contradicts_the_log_is_ignored(
     assert len(endpoint.asked) == 1, "a format without a metric is kept too"
 
 
-def test_spent_session_tokens_stops_questions_to_the_model(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
+def test_spent_session_budget_stops_questions_to_the_model(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer, endpoint.tokens = answers(**ANSWER), 5_000
     asking = model(endpoint, session_tokens=5_000)
     assert tracked(log, LineFormats(), asking) is not None

@@ -38,8 +38,6 @@ _WINDOW_LINES = 400
 _MOST_SIGNS = 120
 _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
-_STEP_BACK_LINES = 3
-"""An error without a traceback so many lines above the relevant line becomes the relevant line."""
 _ANSWER_LINES = 2
 """A program announces a retry within this many lines after the failure."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
@@ -134,12 +132,7 @@ class Episode:
     def first(self, rules: tuple[FaultRule, ...]) -> BadLine:
         for sign in self.signs.values():
             sign.rules = matching_rules(sign.text, rules)
-        best = min(self.signs.values(), key=lambda sign: (sign.rank, sign.begins_at))
-        for sign in sorted(self.signs.values(), key=lambda sign: sign.begins_at, reverse=True):
-            gap = best.begins_at - sign.begins_at
-            if 0 < gap <= _STEP_BACK_LINES and sign.rank < _SECONDARY and sign.traceback is None:
-                best = sign
-        return best
+        return min(self.signs.values(), key=lambda sign: (sign.rank, sign.begins_at))
 
     def ordered(self) -> list[BadLine]:
         return sorted(self.signs.values(), key=lambda sign: sign.number)
