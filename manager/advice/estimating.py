@@ -30,8 +30,6 @@ Array = npt.NDArray[np.float64]
 FEWEST_TO_FIT = 3
 _RIDGE = 1.0
 _MOST_SCALING = math.log(64)
-_MOST_EXTRAPOLATION = 2.0
-"""Doublings beyond the measured range up to which an effect is extrapolated."""
 _COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
 _PER_ITEM = ("items", "epochs")
 _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)
@@ -50,15 +48,10 @@ class FittedEffects(msgspec.Struct, frozen=True):
     doubles. `log_sd`: error of recipes estimated by other recipes."""
 
     exponents: dict[str, float]
-    ranges: dict[str, tuple[float, float]]
     log_sd: float
 
     def log_scale_factor(self, measured: Mapping[str, float], asked: Mapping[str, float]) -> float:
-        total = 0.0
-        for name, exponent in self.exponents.items():
-            least, most = self.ranges[name]
-            within = min(max(math.log2(asked[name]), least - _MOST_EXTRAPOLATION), most + _MOST_EXTRAPOLATION)
-            total += exponent * (within - math.log2(measured[name]))
+        total = sum(each * math.log2(asked[name] / measured[name]) for name, each in self.exponents.items())
         return min(max(total, -_MOST_SCALING), _MOST_SCALING)
 
 
@@ -96,7 +89,6 @@ def fit_effects(
     distances = (rest - centered @ moved) / np.maximum(1 - leverage, 0.1)
     return FittedEffects(
         exponents=dict(zip(names, map(float, usual + moved), strict=True)),
-        ranges={name: (float(x[:, at].min()), float(x[:, at].max())) for at, name in enumerate(names)},
         log_sd=math.sqrt(float(weights @ distances**2 / weights.sum())),
     )
 
@@ -184,7 +176,6 @@ def estimate_from_samples(
 THRESHOLD = 0.55
 """Minimum similarity of recipes that are used for estimates."""
 MOST_SIMILAR = 5
-_WIDER = 30
 _MOST_LOOKED_UP = 300
 
 Found = list[tuple[SimilarSource, Estimate]]
@@ -241,9 +232,10 @@ class Estimator:
         found: Found = []
         for source in similar[:_MOST_LOOKED_UP]:
             estimate = self._estimates_of(source.row.recipe).get(kind)
-            if estimate is None or len(found) == _WIDER:
-                continue
-            if estimate.loads > 0 if of_loaders else source.row.function in estimate.functions:
+            measured = estimate is not None and (
+                estimate.loads > 0 if of_loaders else source.row.function in estimate.functions
+            )
+            if estimate is not None and measured:
                 found.append((source, estimate))
         if not similar:
             why[what] = f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
