@@ -232,10 +232,7 @@ class Estimator:
         found: Found = []
         for source in similar[:_MOST_LOOKED_UP]:
             estimate = self._estimates_of(source.row.recipe).get(kind)
-            measured = estimate is not None and (
-                estimate.loads > 0 if of_loaders else source.row.function in estimate.functions
-            )
-            if estimate is not None and measured:
+            if estimate is not None and (estimate.loads if of_loaders else source.row.function in estimate.functions):
                 found.append((source, estimate))
         if not similar:
             why[what] = f"no recipe in the history has a similarity of {THRESHOLD:g} or more"

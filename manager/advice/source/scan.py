@@ -265,9 +265,6 @@ class Scanner:
                     return Known(not found.value, where, found.sure)
                 is_number = found is not None and isinstance(found.value, int | float)
                 return Known(-found.value, where, found.sure) if found is not None and is_number else None
-            case ast.BoolOp(op=ast.Or(), values=values):
-                options = [self.value(each, scope) for each in values]
-                return next((each.scaled(0.8) for each in options if each is not None and each.value), None)
             case ast.Compare(
                 left=left, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[right]
             ):
@@ -275,12 +272,6 @@ class Scanner:
                 if a is None or b is None or not (a.constant and b.constant):
                     return None
                 return Known((a.value == b.value) == isinstance(op, ast.Eq | ast.Is), where, min(a.sure, b.sure))
-            case ast.IfExp(test=test, body=body, orelse=orelse):
-                decided, yes, no = self.value(test, scope), self.value(body, scope), self.value(orelse, scope)
-                if decided is not None and decided.constant:
-                    return yes if decided.value else no
-                either = yes if yes is not None else no
-                return either.scaled(0.6) if either is not None else None
             case ast.Subscript(value=base, slice=index):
                 return item(self.value(base, scope), self.value(index, scope))
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
