@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
 from statistics import median
@@ -129,37 +129,18 @@ def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSer
     key = inner.name, inner.newest.total, inner.evaluates
     ranks = [each for each in with_total if (each.name, each.newest.total, each.evaluates) == key]
     slowest = min(ranks, key=lambda each: each.newest.done)  # the slowest rank determines the progress
-    return slowest, _outer_series(inner, with_total)
+    epochs = [each for each in with_total if each.rank == inner.rank and each.unit == EPOCH != inner.unit]
+    return slowest, max(epochs, key=lambda each: each.last_at, default=None)
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the series of the finest count: with a loss if any; the first that still runs, because it contains the
-    others; else the last."""
+    """Return the series of the finest count: the last one with a loss, or else the first that still runs, because it
+    contains the others, or else the last."""
     among = [each for each in fine if each.has_loss] or fine
     running = [each for each in among if each.runs]
     if not running or among[0].has_loss:
         return max(running or among, key=lambda each: each.last_at)
-    # A nested progress bar that starts again in each step of the outer bar counts in finer units.
-    outermost = min(running, key=lambda each: each.first_at)
-    rounds = [each for each in among if each.falls and each.first_at > outermost.first_at and not outermost.falls]
-    nested = [each for each in rounds if _counts_rounds(outermost, each)]
-    return max(nested, key=lambda each: each.last_at, default=outermost)
-
-
-def _outer_series(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries | None:
-    others = [each for each in with_total if each.name != inner.name and each.rank == inner.rank]
-    epochs = [each for each in others if each.unit == EPOCH and inner.unit != EPOCH]
-    if epochs:
-        return max(epochs, key=lambda each: each.last_at)
-    around = [each for each in others if inner.falls and not each.falls and _counts_rounds(each, inner)]
-    return min(around, key=lambda each: each.first_at, default=None)
-
-
-def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
-    if not outer.name.startswith("bar") or outer.first_at > inner.points[0].at:
-        return False
-    risen = outer.newest.done - outer.points[0].counter.done
-    return abs(risen - inner.falls) <= 1 and risen > 0
+    return min(running, key=lambda each: each.first_at)
 
 
 # ---- rates
