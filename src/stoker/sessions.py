@@ -21,7 +21,7 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
-from stoker.manager.cli.following import FollowedSession
+from stoker.manager.cli.session_choice import FollowedSession
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.new_sessions import KeptSession, kept_session
 from stoker.manager.live.clock import Clock

@@ -27,11 +27,12 @@ from benchmarks.papers.schedmate.failures import evaluation
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND
 from benchmarks.papers.schedmate.metrics import Learned, made_cases, rows_of
-from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.logs import Fault, FaultKind, Located
 from stoker.manager.advice.logs.opinion import BY_MODEL, second_opinion
 from stoker.manager.advice.logs.reading import RANK_MARK
 from stoker.manager.advice.metrics import LineFormats
+from stoker.site import Advice, Duration
 from stoker.whole_files import write_whole
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-language-model.json"
@@ -42,7 +43,7 @@ _BY_HAND = tuple(map(re.compile, tomllib.loads(Path(__file__).with_name("line_an
 class Remembering(ModelEndpoint):
     """An endpoint that caches answers to repeated questions."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: Advice) -> None:
         super().__init__(model)
         self.answers: dict[str, dict[str, object]] = {}
 
@@ -56,7 +57,7 @@ class ByHand(ModelEndpoint):
     """Correct answers for the held-out formats (`line_answers.toml`) in place of model answers."""
 
     def __init__(self) -> None:
-        super().__init__(LanguageModel("http://127.0.0.1:9/v1", "by hand"))
+        super().__init__(Advice("http://127.0.0.1:9/v1", "by hand"))
 
     def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:  # noqa: ARG002
         found = next((hit for each in _BY_HAND if (hit := each.search(question))), None)
@@ -124,7 +125,7 @@ def main() -> int:
     asked = ask.parse_args()
     endpoint: ModelEndpoint | None = None
     if asked.url:
-        model = LanguageModel(asked.url, asked.model, time_limit_s=300.0, session_budget=10_000_000)
+        model = Advice(asked.url, asked.model, time_limit_s=Duration(300.0), session_tokens=10_000_000)
         endpoint = Remembering(model)
     began = time.monotonic()
     record: dict[str, Any] = {
@@ -133,10 +134,10 @@ def main() -> int:
         "load": [round(load, 1) for load in os.getloadavg()], "lines": lines(endpoint),
     }  # fmt: skip
     if endpoint is not None:
-        record["tokens of lines"] = endpoint.model.session_budget - endpoint.tokens_left
+        record["tokens of lines"] = endpoint.model.session_tokens - endpoint.tokens_left
     record["failures"] = failures(endpoint)
     if endpoint is not None:
-        record["tokens"] = endpoint.model.session_budget - endpoint.tokens_left
+        record["tokens"] = endpoint.model.session_tokens - endpoint.tokens_left
         record["s"] = round(time.monotonic() - began)
         text = json.dumps(msgspec.to_builtins(record), indent=1)
         write_whole(RECORD, text.encode() + b"\n", mode=0o644)

@@ -117,9 +117,9 @@ def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
     """Return the last lines of a log as a located failure."""
     skipped = max(0, len(lines) - count)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
-    spell = Episode(skipped + 1, ())
+    spell = Episode(())
     for line in numbered:
-        if spell.has_open_traceback and spell.add_line_to_traceback(line.number, line.text):
+        if spell.open and spell.add_line_to_traceback(line.number, line.text):
             continue
         if TRACEBACK in line.text:
             spell.begin_traceback(line.number, line.text)
