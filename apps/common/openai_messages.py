@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.refusals import equals, refused, shown
+from stoker.apps.common.refusals import equals, expect, refused, shown
 
 
 class SaidCall(msgspec.Struct, frozen=True):
@@ -23,11 +23,7 @@ class SaidCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation.
-
-    `role`: system, user, assistant or tool; `name`: the author; `calls`: the function calls of an assistant; `call_id`:
-    the function call that a tool answers; `reasoning`: the reasoning of an assistant.
-    """
+    """One message of a conversation. `name`: its author; `call_id`: the function call that a tool answers."""
 
     role: str
     content: str
@@ -41,7 +37,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _REASONING = ("reasoning_content", "reasoning")
 _HONOURED = ("role", "content", "name", "refusal", *_REASONING)
 _BY_ROLE = {"tool_calls": "assistant", "tool_call_id": "tool"}
-"""Message fields that are valid only in messages of one role, with that role."""
+"""Message fields that only one role has, with that role."""
 _IGNORED = frozenset(
     {
         "annotations", "metadata", "id", "object", "created", "status", "weight", "reasoning_details",
@@ -60,9 +56,7 @@ def read_messages(messages: Any, ignored: Callable[[str], None]) -> tuple[ChatMe
 
 
 def _message(message: Any, where: str, ignored: Callable[[str], None]) -> ChatMessage:
-    if not isinstance(message, dict):
-        raise refused(where, f"must be an object, and is {shown(message)}", "invalid_type")
-    role = message.get("role")
+    role = expect(message, dict, where).get("role")
     for name, value in message.items():
         if value is None or name in _HONOURED or (role is not None and _BY_ROLE.get(name) == role):
             continue
@@ -96,10 +90,7 @@ def _refuse_field(name: str, where: str) -> None:
 
 
 def _text(message: dict[str, Any], name: str, where: str) -> str:
-    text = message.get(name) or ""
-    if not isinstance(text, str):
-        raise refused(f"{where}.{name}", f"must be a text, and is {shown(text)}", "invalid_type")
-    return text
+    return expect(message.get(name) or "", str, f"{where}.{name}")
 
 
 def _call_id(message: dict[str, Any], where: str) -> str:
@@ -109,28 +100,18 @@ def _call_id(message: dict[str, Any], where: str) -> str:
 
 
 def _calls(calls: Any, where: str) -> tuple[SaidCall, ...]:
-    if calls is None:
-        return ()
-    if not isinstance(calls, list):
-        raise refused(where, f"must be a list of calls, and is {shown(calls)}", "invalid_type")
-    return tuple(_call(call, f"{where}[{number}]") for number, call in enumerate(calls))
+    given = expect(calls or [], list, where, "a list of calls")
+    return tuple(_call(call, f"{where}[{number}]") for number, call in enumerate(given))
 
 
 def _call(call: Any, where: str) -> SaidCall:
-    if not isinstance(call, dict):
-        raise refused(where, f"must be an object, and is {shown(call)}", "invalid_type")
-    if (kind := call.get("type", "function")) != "function":
+    if (kind := expect(call, dict, where).get("type", "function")) != "function":
         raise refused(f"{where}.type", f"is {shown(kind)}; only function is supported", "unsupported_value")
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise refused(f"{where}.function", "must be an object with name and arguments", "invalid_type")
-    found = {"id": call.get("id"), "function.name": function.get("name")}
-    for name, value in found.items():
+    function = expect(call.get("function"), dict, f"{where}.function", "an object with name and arguments")
+    for name, value in {"id": call.get("id"), "function.name": function.get("name")}.items():
         if not isinstance(value, str) or not value:
             raise refused(f"{where}.{name}", "must be a text that is not empty", "invalid_type")
-    arguments = function.get("arguments", "")
-    if not isinstance(arguments, str):
-        raise refused(f"{where}.function.arguments", f"must be a text, and is {shown(arguments)}", "invalid_type")
+    arguments = expect(function.get("arguments", ""), str, f"{where}.function.arguments")
     return SaidCall(call["id"], function["name"], arguments)
 
 
@@ -138,11 +119,9 @@ def _content_or_refusal(message: dict[str, Any], where: str) -> str:
     refusal, content = message.get("refusal"), message.get("content")
     if not refusal:
         return _content(content, f"{where}.content")
-    if not isinstance(refusal, str):
-        raise refused(f"{where}.refusal", f"must be a text, and is {shown(refusal)}", "invalid_type")
     if content:
         raise refused(f"{where}.refusal", "is given together with content; give one of them", "invalid_value")
-    return refusal
+    return expect(refusal, str, f"{where}.refusal")
 
 
 def _content(content: Any, where: str) -> str:
@@ -155,13 +134,10 @@ def _content(content: Any, where: str) -> str:
     texts: list[str] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal") or not isinstance(text, str):
-            what = (
-                f"is of type {shown(kind)}; only text is supported"
-                if kind not in ("text", "refusal")
-                else "has no text"
-            )
+        if kind not in ("text", "refusal"):
+            what = f"is of type {shown(kind)}; only text is supported"
             raise refused(f"{where}[{number}]", what, "unsupported_value")
+        if not isinstance(text := part.get(kind), str):
+            raise refused(f"{where}[{number}]", "has no text", "unsupported_value")
         texts.append(text)
     return "\n".join(texts)

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.refusals import encode_json_text, refused, shown
+from stoker.apps.common.refusals import encode_json_text, expect, refused, shown
 
 Body = Mapping[str, Any]
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _MOST_TOOLS = 1024
-_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+_FUNCTION_FIELDS: dict[str, type] = {"name": str, "description": str, "parameters": dict, "strict": bool}
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -31,7 +31,7 @@ class ToolChoice(enum.Enum):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The functions of a request, in the format for a chat template. `name`: the function to call, with `NAMED`."""
+    """The functions of a request, as a chat template expects them. `name`: the function to call, with `NAMED`."""
 
     functions: tuple[dict[str, Any], ...] = ()
     choice: ToolChoice = ToolChoice.NONE
@@ -61,14 +61,11 @@ class Tools(msgspec.Struct, frozen=True):
             place = f"parameters{number}"
             definitions[place] = _rebase_schema_references(schema, f"#/$defs/{place}")
             properties = {"name": {"enum": [name]}, "parameters": {"$ref": f"#/$defs/{place}"}}
-            required = ["name", "parameters"]
-            calls.append(
-                {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-            )
+            shape = {"type": "object", "properties": properties, "required": ["name", "parameters"]}
+            calls.append({**shape, "additionalProperties": False})
         most = {} if self.is_parallel else {"maxItems": 1}
-        return encode_json_text(
-            {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
-        )
+        items = {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
+        return encode_json_text(items)
 
 
 def read_tools(body: Body) -> Tools:
@@ -77,9 +74,7 @@ def read_tools(body: Body) -> Tools:
     if not isinstance(given, list) or len(given) > _MOST_TOOLS:
         raise refused("tools", f"must be a list of up to {_MOST_TOOLS} tools, and is {shown(given)}", "invalid_type")
     functions = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(given))
-    is_parallel = body.get("parallel_tool_calls", True)
-    if not isinstance(is_parallel, bool):
-        raise refused("parallel_tool_calls", f"must be true or false, and is {shown(is_parallel)}", "invalid_type")
+    is_parallel = expect(body.get("parallel_tool_calls", True), bool, "parallel_tool_calls")
     choice, name = _choice(body.get("tool_choice", "auto"))
     tools = Tools(functions, choice, name, is_parallel)
     if tools.is_call_required and not functions:
@@ -93,27 +88,20 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         raise refused(f"{where}.type", f"is {shown(kind)}; only function is supported", "unsupported_value")
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise refused(f"{where}.function", f"must be an object, and is {shown(function)}", "invalid_type")
+    function = expect(tool.get("function"), dict, f"{where}.function")
     given = {name: value for name, value in function.items() if value is not None}
-    for name in given:
+    for name, value in given.items():
         if name not in _FUNCTION_FIELDS:
             raise refused(f"{where}.function.{name}", "is not a known field of a function", "unknown_parameter")
-    name = given.get("name")
-    if not isinstance(name, str) or not name:
-        raise refused(f"{where}.function.name", f"must be a text, and is {shown(name)}", "invalid_type")
-    kinds = {"description": (str, "a text"), "parameters": (dict, "a JSON schema"), "strict": (bool, "true or false")}
-    for field, (kind, what) in kinds.items():
-        if field in given and not isinstance(given[field], kind):
-            raise refused(f"{where}.function.{field}", f"must be {what}, and is {shown(given[field])}", "invalid_type")
+        expect(value, _FUNCTION_FIELDS[name], f"{where}.function.{name}")
+    if not given.get("name"):
+        raise refused(f"{where}.function.name", "is missing or empty", "invalid_type")
     shown_to_model = {field: given[field] for field in ("name", "description", "parameters") if field in given}
     return {"type": "function", "function": shown_to_model}
 
 
 def _choice(choice: Any) -> tuple[ToolChoice, str]:
-    words = (ToolChoice.NONE, ToolChoice.AUTO, ToolChoice.REQUIRED)
-    if isinstance(choice, str) and choice in (each.value for each in words):
+    if choice in ("none", "auto", "required"):
         return ToolChoice(choice), ""
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -129,7 +117,7 @@ def _parameters(tool: Body) -> dict[str, Any]:
 
 
 def _rebase_schema_references(schema: Any, place: str) -> Any:
-    """Return a schema for the path `place` of a larger document, with all `$ref` references adjusted."""
+    """Return a schema for the path `place` of a larger document, with its `$ref` references adjusted."""
     if isinstance(schema, list):
         return [_rebase_schema_references(each, place) for each in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,6 @@
 """`/v1/files`: input files that clients upload for batches, and output files of batches.
 
-Each stored file has a folder in the gateway's folder. The folder contains the content (`data`), and `file.json` with
-the name, the owner and the size.
+Each stored file has a folder with its content (`data`), and `file.json` with the name, the owner and the size.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ import msgspec
 from stoker.apps.common.batch_state import OK, encode_json_line
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_json_object, refused
 
-KEPT_S = 30 * 86_400
+DAY_S = 86_400
+KEPT_S = 30 * DAY_S
 """Seconds after which files and batches are deleted: 30 days, as at OpenAI."""
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
@@ -131,15 +131,10 @@ _SUCCESS_MARK = b'"response":{"status_code":200'
 """Bytes in the log line of each answered request. These bytes do not occur in JSON strings, which escape quotes."""
 
 
-class KeptAnswers(msgspec.Struct, frozen=True):
-    completed: int = 0
-    failed: int = 0
-
-
 def write_batch_output_files(
     log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str
-) -> KeptAnswers:
-    """Write the two output files of a batch from its log and its input file. Raises OSError.
+) -> tuple[int, int]:
+    """Write the output files of a batch from its log and its input file. Return the numbers of answers and errors.
 
     A request without an answer gets a line in `errors` with this code and message.
     """
@@ -161,20 +156,20 @@ def write_batch_output_files(
                 error = {"code": code, "message": message}
                 line = {"id": f"batch_req_{number:024x}", "custom_id": custom_id, "response": None, "error": error}
                 others.write(encode_json_line(line))
-    return KeptAnswers(completed, failed)
+    return completed, failed
 
 
-def count_answers(log: Path) -> KeptAnswers:
+def count_answers(log: Path) -> tuple[int, int]:
     lines = completed = 0
     with log.open("rb") as file:
         for line in file:
             lines += line.endswith(b"\n")
             completed += line.endswith(b"\n") and _SUCCESS_MARK in line
-    return KeptAnswers(completed, lines - completed)
+    return completed, lines - completed
 
 
 def copy_errors_for_client(errors: Path, out: Path) -> None:
-    """Copy a file of errors without the causes of failed calls, which name hosts and folders. Raises OSError."""
+    """Copy a file of errors without the causes of failed calls, which name hosts and folders."""
     with out.open("wb") as cleaned:
         for line in _objects(errors):
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
@@ -193,41 +188,29 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
                     yield found
 
 
-_FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata")
-
-
-_UNSUPPORTED = {"output_expires_after": "files are removed after 30 days"}
-
-
+_BATCH_FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after")
 _WINDOW = re.compile(r"([0-9]{1,3})([hd])")
-
-
-_LONGEST_WINDOW_S = 30 * 86_400
-
-
 _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """A requested batch. The batch expires after `window_s` seconds. `metadata` has no effect and is returned with the
-    batch.
-    """
+    """A requested batch, which expires after `window_s` seconds."""
 
     endpoint: str
     input_file_id: str
     metadata: dict[str, str] | None = None
     completion_window: str = "24h"
-    window_s: int = 86_400
+    window_s: int = DAY_S
 
 
 def read_batch(data: bytes) -> BatchRequest:
     """Parse the body of a request for a batch. Raises RequestRefused."""
     body = parse_json_object(data)
-    for name, value in body.items():
-        if name in _UNSUPPORTED and value is not None:
-            raise refused(name, f"is not supported here: {_UNSUPPORTED[name]}", "unsupported_parameter")
-        if name not in _FIELDS and name not in _UNSUPPORTED:
-            raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
+    for name in body.keys() - _BATCH_FIELDS:
+        raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
+    if body.get("output_expires_after") is not None:
+        problem = "is not supported here: files are removed after 30 days"
+        raise refused("output_expires_after", problem, "unsupported_parameter")
     endpoint, file = body.get("endpoint"), body.get("input_file_id")
     known = [each.value for each in Endpoint]
     if endpoint not in known:
@@ -242,24 +225,20 @@ def read_batch(data: bytes) -> BatchRequest:
 
 def _window(value: Any) -> tuple[str, int]:
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
-    seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400) if found else 0
-    if not 0 < seconds <= _LONGEST_WINDOW_S:
+    seconds = int(found[1]) * (3600 if found[2] == "h" else DAY_S) if found else 0
+    if not 0 < seconds <= 30 * DAY_S:
         raise refused("completion_window", "must be 24h, or another number of hours or days up to 30d", "invalid_value")
-    return str(value), seconds
+    return value, seconds
 
 
 def _metadata(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
-    texts = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    if not texts:
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise refused("metadata", "must be an object whose values are texts", "invalid_type")
     if len(value) > _MOST_PAIRS or any(
         len(key) > _LONGEST_KEY or len(each) > _LONGEST_VALUE for key, each in value.items()
     ):
-        problem = (
-            f"may have at most {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
-        )
-        raise refused("metadata", problem, "invalid_value")
-    found: dict[str, str] = value
-    return found
+        most = f"at most {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
+        raise refused("metadata", f"may have {most}", "invalid_value")
+    return value

@@ -22,6 +22,7 @@ import msgspec
 
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import (
+    DAY_S,
     KEPT_S,
     BatchRequest,
     FileStore,
@@ -37,7 +38,6 @@ from stoker.apps.gateway.usage import UsageRecorder
 log = logging.getLogger("stoker.gateway")
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
-_DAY_S = 86400
 _OPEN, _ENDS = ("in_progress", "finalizing", "cancelling"), ("completed", "failed", "expired", "cancelled")
 _EARLY_ENDS = {
     "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
@@ -57,9 +57,7 @@ _EXIT_CODES_WITH_FILES = (0, 1)
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch in OpenAI's format. `owner`: name of the API key that created the batch; `pid`: id of the process;
-    `waits`: why a step is retried (not stored).
-    """
+    """One batch in OpenAI's format. `owner`: name of its API key; `waits`: why a step is retried (not stored)."""
 
     id: str
     owner: str
@@ -76,10 +74,9 @@ class GatewayBatch(msgspec.Struct):
     ended_at: int | None = None
     cancelling_at: int | None = None
     problem: str = ""
-    pid: int = 0
     waits: str = ""
     completion_window: str = "24h"
-    window_s: int = _DAY_S
+    window_s: int = DAY_S
 
     @property
     def body(self) -> dict[str, Any]:
@@ -115,13 +112,12 @@ class Batches:
 
     def resume(self) -> None:
         for id in self._list_batch_ids():
-            try:
+            batch = None
+            with contextlib.suppress(OSError):
                 batch = self._read(id)
-            except OSError:  # the task that follows the batch will read the file again
-                self._follow(id)
-            else:
-                if batch is not None and batch.status in _OPEN:
-                    self._follow(id)
+                if batch is None or batch.status not in _OPEN:
+                    continue
+            self._follow(id)  # after an OSError, the task reads the file again
 
     async def leave(self) -> None:
         """Stop the running batches. The next gateway resumes them."""
@@ -151,8 +147,7 @@ class Batches:
             raise RequestRefused(f"there is no batch {id!r:.80}", param="id", code="batch_not_found", status=404)
         if found.status in _OPEN:
             with contextlib.suppress(OSError):
-                kept = count_answers(self._run(found) / _LOG)
-                found.completed, found.failed = kept.completed, kept.failed
+                found.completed, found.failed = count_answers(self._run(found) / _LOG)
             if followed := self._followed.get(id):
                 found.waits = followed.waits
         return found
@@ -207,29 +202,28 @@ class Batches:
             raise
 
     async def _start(self, followed: MonitoredBatch) -> None:
-        """Find or start the process of a batch, and store the process id. After an OSError, call this method again."""
+        """Find or start the process of a batch. After an OSError, call this method again."""
+        self._expire(followed)
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return
-        self._expire(followed)
         if not followed.has_process:
-            followed.process = await asyncio.to_thread(find_process, batch.pid, self._run(batch))
-            if followed.process is not None and (pace := self._pace(batch)) is not None:
-                pace.find(left=self._left(batch))
+            followed.process = await asyncio.to_thread(find_process, self._run(batch))
+            batch = self._read(followed.id) or batch  # the batch may have been cancelled
+            pace = self._pace(batch)
+            if followed.process is not None:
+                if pace is not None:
+                    pace.find(left=self._left(batch))
+            elif batch.status == "in_progress":
+                if pace is not None:
+                    pace.begin(left=self._left(batch))
+                followed.child = await self._spawn(batch)
+            else:
+                return
+            if pace is not None:
                 followed.pacing = asyncio.create_task(pace.keep())
-        if not followed.has_process and self._is_batch_in_progress(followed.id):
-            if (pace := self._pace(batch)) is not None:
-                pace.begin(left=self._left(batch))
-            followed.child = await self._spawn(batch)
-            followed.pacing = asyncio.create_task(pace.keep()) if pace is not None else None
-        if not followed.has_process:
-            return
-        batch = self._read(followed.id) or batch  # the batch may have been cancelled
-        if batch.status != "in_progress":
+        if (self._read(followed.id) or batch).status != "in_progress":
             followed.stop()
-        if followed.child is not None:
-            batch.pid = followed.child.pid
-            self._keep(batch)
 
     async def _wait_for_batch_process_end(self, followed: MonitoredBatch) -> int | None:
         ending = asyncio.create_task(followed.wait_for_process_end())
@@ -254,7 +248,7 @@ class Batches:
             batch = self._read(id)
         if batch is None:
             return  # usage is counted at the end
-        reader = BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
+        reader = self._reader(batch)
         while True:
             more = False
             with contextlib.suppress(OSError):
@@ -263,14 +257,16 @@ class Batches:
             await asyncio.sleep(0 if more else _COUNT_EVERY_S)
 
     async def _record_batch_usage(self, batch: GatewayBatch) -> None:
-        run = self._run(batch)
-        reader = BatchReader(self.files.data(batch.input_file_id), run / _LOG, models=self._names)
+        run, reader = self._run(batch), self._reader(batch)
         if batch.status == "completed":
             await asyncio.to_thread(reader.read_files, run / "responses.jsonl", run / "errors.jsonl")
         else:
             while await asyncio.to_thread(reader.read_log):
                 pass
         self._usage.set_batch(batch.id, reader.totals, key=batch.owner)
+
+    def _reader(self, batch: GatewayBatch) -> BatchReader:
+        return BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
 
     def _expire(self, followed: MonitoredBatch) -> None:
         batch = self._read(followed.id)
@@ -290,13 +286,8 @@ class Batches:
 
     def _left(self, batch: GatewayBatch) -> int:
         with contextlib.suppress(OSError):
-            kept = count_answers(self._run(batch) / _LOG)
-            return batch.total - kept.completed - kept.failed
+            return batch.total - sum(count_answers(self._run(batch) / _LOG))
         return batch.total
-
-    def _is_batch_in_progress(self, id: str) -> bool:
-        batch = self._read(id)
-        return batch is not None and batch.status == "in_progress"
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         """Start the `stoker batch` process of a batch. The process continues if the gateway is killed."""
@@ -314,7 +305,7 @@ class Batches:
     async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
         """Store the outcome of a batch whose process has ended. Return False if the process must start again.
 
-        `code`: exit code of the process, None if unknown. After an OSError, no outcome is stored.
+        `code`: exit code, None if unknown.
         """
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
@@ -339,11 +330,10 @@ class Batches:
                 batch.problem = "the batch failed before all requests were answered; the gateway's log says why"
             run.mkdir(exist_ok=True)
             responses = run / _KEPT
-            kept = await asyncio.to_thread(
+            batch.completed, batch.failed = await asyncio.to_thread(
                 write_batch_output_files, run / _LOG, self.files.data(batch.input_file_id), responses=responses,
                 errors=run / _CLEANED, code=why, message=message,
             )  # fmt: skip
-            batch.completed, batch.failed = kept.completed, kept.failed
         batch.output_file_id = self._given(followed, batch, responses, name="responses.jsonl")
         batch.error_file_id = self._given(followed, batch, run / _CLEANED, name="errors.jsonl")
         batch.ended_at = int(time.time())

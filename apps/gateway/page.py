@@ -1,7 +1,6 @@
-"""The server-sent events of the web page at `/`, and the history of the last day in these events.
+"""The server-sent events of the web page at `/`, with the history of the last day.
 
-The values are read at most once per second for all open pages. A page gets the next event after it has read the last
-event.
+The values are read at most once per second for all open pages.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from stoker.apps.gateway.keys import Caller
 from stoker.apps.gateway.session_figures import make_history_sample
+from stoker.apps.gateway.wire import EventStream
 
-PAGE = Path(__file__).parent / "data" / "page.html"
-GRAFANA = Path(__file__).parent / "data" / "grafana.json"
 Figures = dict[str, Any]
 _EVERY_S = 1.0
 _HISTORY_EVERY_S = 10.0
@@ -34,8 +33,8 @@ log = logging.getLogger("stoker.gateway")
 class FigureHistory:
     """Means of values in equal time steps.
 
-    At first, a time step lasts 1 s. If there are more than `most` steps, the length of a step doubles, up to
-    `longest_s`. At that length, the oldest steps are dropped. The defaults keep 25 hours.
+    A time step lasts 1 s at first. With more than `most` steps, its length doubles, up to `longest_s`; then the oldest
+    steps are dropped. The defaults keep 25 hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
@@ -43,10 +42,9 @@ class FigureHistory:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
-        """The number of samples and the sums of values in each time step, by the number of the step since 1970."""
+        """The number of samples and the sums of values, by the number of the time step since 1970."""
 
     def add(self, now: float, values: Mapping[str, float]) -> None:
-        """Add a sample. `now`: seconds since 1970."""
         step = int(now // self._step_s)
         self._put(step, 1, values)
         while step - next(iter(self._steps)) >= self._most:
@@ -57,7 +55,7 @@ class FigureHistory:
                 del self._steps[next(iter(self._steps))]
 
     def shown(self) -> dict[str, Any]:
-        """Return the start of each step in seconds since 1970 (`at`), and the means of each value in these steps."""
+        """Return the start of each step in seconds since 1970 (`at`), and the means of each value."""
         names = dict.fromkeys(name for _, sums in self._steps.values() for name in sums)
         return {
             "step_s": self._step_s,
@@ -81,15 +79,18 @@ class FigureHistory:
             self._put(step // 2, count, sums)
 
 
-async def _serve_grafana_dashboard(_request: Request) -> Response:
-    return FileResponse(GRAFANA, media_type="application/json")
+def _file_route(path: str, name: str, media_type: str) -> Route:
+    file = Path(__file__).parent / "data" / name
+
+    async def answer(_request: Request) -> Response:
+        return FileResponse(file, media_type=media_type)
+
+    return Route(path, answer)
 
 
-async def _show_page(_request: Request) -> Response:
-    return FileResponse(PAGE, media_type="text/html")
-
-
-PAGE_ROUTES = [Route("/", _show_page), Route("/grafana.json", _serve_grafana_dashboard)]
+PAGE_ROUTES = [
+    _file_route("/", "page.html", "text/html"), _file_route("/grafana.json", "grafana.json", "application/json")
+]  # fmt: skip
 """Routes of the page and of a dashboard for Grafana, which need no key."""
 
 
@@ -98,7 +99,7 @@ def _short(value: float) -> float:
 
 
 class PageFigures:
-    """The data that all open pages show. `read`: function that returns the current data."""
+    """The data that all open pages show. `read`: returns the current data."""
 
     def __init__(self, read: Callable[[], Awaitable[Figures]]) -> None:
         self._read = read
@@ -131,8 +132,11 @@ class PageFigures:
                 log.warning("the page's history could not be written", exc_info=True)
             await asyncio.sleep(_HISTORY_EVERY_S)
 
-    def _encode_history_json(self) -> bytes:
-        return msgspec.json.encode({name: history.shown() for name, history in self._history.items()})
+    async def answer(self, request: Request, _caller: Caller) -> Response:
+        """Answer `/status`, with events for a page."""
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return EventStream(self.events())
+        return Response(await self.now(), media_type="application/json")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events: figures every second, and the event `history` first and every ten seconds."""
@@ -141,5 +145,6 @@ class PageFigures:
             yield b"data: " + await self.now() + b"\n\n"
             if time.monotonic() - history_at >= _HISTORY_EVERY_S:
                 history_at = time.monotonic()
-                yield b"event: history\ndata: " + self._encode_history_json() + b"\n\n"
+                shown = {name: history.shown() for name, history in self._history.items()}
+                yield b"event: history\ndata: " + msgspec.json.encode(shown) + b"\n\n"
             await asyncio.sleep(self._every_s)

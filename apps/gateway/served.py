@@ -5,13 +5,13 @@ If a model's folder is unreadable, only requests for this model fail. The next r
 The gateway forecasts the time to first token before it admits a request. For a model that is not loaded, the forecast
 uses the time of earlier loads. For a loaded model, the larger of two forecasts is used:
 
-- The session's forecast: waiting calls leave the queue as fast as running calls end, so a new call waits `queued *
-  run_s / running`.
-- The gateway's forecast: each recent stream is a pair of the number of streams that waited before the stream, and its
-  time to first token. A line through these pairs (least squares) predicts the time for the current number of streams.
+- The session's: waiting calls leave the queue as fast as running calls end, so a new call waits `queued * run_s /
+  running`.
+- The gateway's: for each recent stream, the number of streams that waited before it, and its time to first token. A
+  line through these pairs (least squares) predicts the time for the current number of streams.
 
-Both forecasts tend to accept requests. The line is extrapolated to at most twice the longest queue seen. The length of
-the prompt has no influence.
+Both tend to accept requests: the line is extrapolated to at most twice the longest queue seen, and the length of the
+prompt has no influence.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -43,9 +44,8 @@ UNKNOWN_LOAD_S = 10.0
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """The state of a model in the session at one moment. `load_s`: seconds of the last load; `loading_s`: seconds since
-    the current load began; `run_s`: mean seconds of a call; `wake_s`: seconds of the last wake; `asleep`: number of
-    sleeping libraries.
+    """The state of a model in the session. `load_s`, `wake_s`: seconds of the last load and wake; `loading_s`: seconds
+    since the current load began; `run_s`: mean seconds of a call; `hot`, `loading`, `asleep`: numbers of libraries.
     """
 
     hot: int = 0
@@ -73,19 +73,19 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class FirstTokens(msgspec.Struct):
-    """Number of a model's streams that wait for their first token (`waiting`), and wait times of recent streams."""
+    """The number of a model's streams that wait for their first token (`waiting`), and times of recent streams."""
 
     waiting: int = 0
     _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
     """Per stream: the number of waiting streams at its arrival, and its time to first token."""
 
     def begin(self) -> int:
-        """Count a new stream. Return the number of streams that waited before the new stream."""
+        """Count a new stream. Return the number of streams that waited before it."""
         self.waiting += 1
         return self.waiting - 1
 
     def end(self, before: int, ttft_s: float | None) -> None:
-        """End the wait of a stream. `ttft_s`: None without a token, or if forecasts must not use the time."""
+        """End the wait of a stream. `ttft_s`: None if forecasts must not use the time."""
         self.waiting -= 1
         if ttft_s is not None:
             self._seen.append((before, ttft_s))
@@ -98,9 +98,8 @@ class FirstTokens(msgspec.Struct):
         mean_x, mean_y = sum(x for x, _ in self._seen) / count, sum(y for _, y in self._seen) / count
         spread = sum((x - mean_x) ** 2 for x, _ in self._seen)
         rise = sum((x - mean_x) * (y - mean_y) for x, y in self._seen) / spread if spread else 0.0
-        rise = max(0.0, rise)
         most = 2 * max(x for x, _ in self._seen) + 1
-        return max(0.0, mean_y + rise * (min(waiting, most) - mean_x))
+        return max(0.0, mean_y + max(0.0, rise) * (min(waiting, most) - mean_x))
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
@@ -111,10 +110,8 @@ class FirstTokenForecast(msgspec.Struct, frozen=True):
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """Return the seconds after which a request would meet the objective.
-
-        Return 0 if a request would meet the objective now. Also return 0 if a request would miss the objective even
-        without other requests, because a refusal would not help.
+        """Return the seconds after which a request would meet the objective: 0 for now, and 0 if it would miss the
+        objective even without other requests, because a refusal would not help.
         """
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
@@ -137,7 +134,7 @@ _RECENT = 500
 
 
 class ModelMeter(msgspec.Struct):
-    """Statistics of one model. `ttft`, `tpot`: seconds of recent requests; `refused`: number refused as too late."""
+    """Statistics of a model. `ttft`, `tpot`: seconds of recent requests; `refused`: number refused as too late."""
 
     running: int = 0
     requests: int = 0
@@ -162,7 +159,7 @@ class ModelMeter(msgspec.Struct):
     def end(
         self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None, met: Collection[bool] = ()
     ) -> None:
-        """Count the end of a request. `met`: one value per objective of the request, True if it was met."""
+        """Count the end of a request. `met`: True for each objective that was met."""
         self.running -= 1
         self.failed += failed
         if ttft_s is not None:
@@ -187,17 +184,16 @@ class ModelMeter(msgspec.Struct):
         return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
 
     def sum_worker_counts(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Set the statistics to the sums of the `counts` of other processes. Each process contributes the same maximum
-        number of recent values.
-        """
+        """Set the statistics to the sums of the `counts` of other processes, with equal numbers of recent values."""
         for name, own in self.counts().items():
             if isinstance(own, int):
                 setattr(self, name, sum(part[name] for part in parts))
             else:
-                most = _RECENT // len(parts) if parts and name != "_written" else None
-                recent = [each for part in parts for each in part[name][-(most or 0) :]]
-                getattr(self, name).clear()
-                getattr(self, name).extend(sorted(recent) if name == "_written" else recent)
+                most = 0 if name == "_written" else _RECENT // max(1, len(parts))
+                recent = [each for part in parts for each in part[name][-most:]]
+                own_values = getattr(self, name)
+                own_values.clear()
+                own_values.extend(sorted(recent) if name == "_written" else recent)
 
     def _forget(self, now: float) -> None:
         while self._written and self._written[0][0] <= now - _RATE_S:
@@ -209,7 +205,7 @@ def median(values: deque[float]) -> float | None:
 
 
 class ServedModel:
-    """One served model. `honoured`: objectives that the session's policy supports."""
+    """One model. `honoured`: objectives that the session's policy supports."""
 
     def __init__(self, name: str, settings: ModelSettings, *, honoured: frozenset[str] = frozenset()) -> None:
         self.name = name
@@ -222,8 +218,7 @@ class ServedModel:
         """True if the policy decides whether a request would be in time; False if the gateway decides."""
         self.recipe: Recipe | None = None
         self.trouble = ""
-        """Why the model has no recipe; empty if the model has a recipe."""
-        self._longest: int | None = None
+        """Why the model has no recipe; empty if it has one."""
         self._apps: dict[str, StokerApp] = {}
 
     def prepare(self) -> None:
@@ -250,19 +245,16 @@ class ServedModel:
                 options |= {"ttft": wanted.ttft_s or None, "tpot": wanted.tpot_s or None}
             self._apps = {"whole": write.with_options(**options), "pieces": write_pieces.with_options(**options)}
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """The context length of the model in tokens; 0 if unknown."""
-        if self._longest is None:
-            models = longest_input(self.settings.path, writes=self.settings.kind is ModelKind.CHAT)
-            self._longest = self.settings.max_model_len or models
-        return self._longest
+        writes = self.settings.kind is ModelKind.CHAT
+        return self.settings.max_model_len or longest_input(self.settings.path, writes=writes)
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """Return the decorated function that answers a request, with the features that the session's policy needs.
+        """Return the app that answers a request, with the features that the session's policy needs.
 
-        `objectives`: seconds by option, which override the model's objectives. Raises TryLater if the model is
-        unusable.
+        `objectives`: seconds by option, which override the model's. Raises TryLater if the model is unusable.
         """
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
@@ -279,11 +271,8 @@ class ServedModels(dict[str, ServedModel]):
     def named(self, name: str) -> ServedModel:
         """Return the model with this name. Raises RequestRefused (404)."""
         if name not in self:
-            known = ", ".join(self)
-            raise RequestRefused(
-                f"the model {name!r:.200} does not exist; there are {known}", param="model", code="model_not_found",
-                status=404,
-            )  # fmt: skip
+            said = f"the model {name!r:.200} does not exist; there are {', '.join(self)}"
+            raise RequestRefused(said, param="model", code="model_not_found", status=404)
         return self[name]
 
     def asked(self, name: str, endpoint: Endpoint) -> ServedModel:
@@ -293,9 +282,8 @@ class ServedModels(dict[str, ServedModel]):
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
             where = Endpoint.EMBEDDINGS.value if embeds else f"{Endpoint.CHAT.value} or {Endpoint.COMPLETIONS.value}"
             kind = "makes embeddings" if embeds else "writes texts"
-            raise RequestRefused(
-                f"the model {name} {kind}; send the request to {where}", param="model", code="model_mismatch"
-            )
+            said = f"the model {name} {kind}; send the request to {where}"
+            raise RequestRefused(said, param="model", code="model_mismatch")
         return model
 
 
@@ -313,16 +301,14 @@ class SessionWatch:
         self.session = session
         self.models = models
         self.status: Status | None = None
-        """The last status of the session; None before the first status, and while the manager does not answer."""
+        """The last status; None before the first, and while the manager does not answer."""
         self.trouble = ""
         self._asked_at = float("-inf")
         self._status_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warmed: set[str] = set()
-        self._failures: dict[str, str] = {}
-        """Errors of the last loads, by model name."""
-        self._failed_loads: dict[str, int] = {}
-        """Number of consecutive failed loads, by model name."""
+        self._failures: dict[str, list[str]] = {}
+        """The errors of consecutive failed loads, by model name. After `_WARM_TRIES`, only a request loads a model."""
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
         """Return the status of the session, at most `within_s` seconds old."""
@@ -349,7 +335,7 @@ class SessionWatch:
 
     @property
     def journal_trouble(self) -> str:
-        """Why the session's journal could not be written at the last status; empty without an error."""
+        """Why the session's journal cannot be written; empty without an error."""
         return journal_trouble(self.status) if self.status is not None else ""
 
     def last(self, model: ServedModel) -> ModelFacts:
@@ -371,16 +357,13 @@ class SessionWatch:
             for model in self.models.values():
                 facts = await self.facts(model)
                 if facts.hot:
-                    self._failed_loads.pop(model.name, None)
+                    self._failures.pop(model.name, None)
                 least = 0 if model.settings.base else model.settings.min  # an adapter shares the libraries of its base
-                if facts.hot + facts.loading < least and self._can_warm_model(model):
+                tries = len(self._failures.get(model.name, ()))
+                if facts.hot + facts.loading < least and tries < _WARM_TRIES:
                     with contextlib.suppress(Exception):  # the error is logged, and the load is retried
                         self.wake(model, count=model.settings.min)
             await asyncio.sleep(_WARM_EVERY_S)
-
-    def _can_warm_model(self, model: ServedModel) -> bool:
-        """Return False after repeated failed loads of the model. After that, only a request loads the model."""
-        return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
     def _keep_task(self, task: asyncio.Task[Any]) -> None:
         """Keep a reference to a task, which might otherwise be garbage-collected."""
@@ -393,14 +376,12 @@ class SessionWatch:
             # A policy that admits requests loads one library on request, and the remaining libraries of `min` itself.
             await asyncio.wrap_future(self.session.warm(model.recipe, 1 if model.is_admitted_by_policy else count))
             self._failures.pop(model.name, None)
-            self._failed_loads.pop(model.name, None)
         except Exception as error:
-            failed = self._failed_loads[model.name] = self._failed_loads.get(model.name, 0) + 1
-            said = str(error).partition("\n")[0]
-            if self._failures.get(model.name) != said:  # log repeated failures once
-                self._failures[model.name] = said
-                log.warning("%s could not be loaded: %s", model.name, said)
-            if failed == _WARM_TRIES:
+            failures = self._failures.setdefault(model.name, [])
+            failures.append(str(error).partition("\n")[0])
+            if failures[-1] not in failures[-2:-1]:  # log repeated failures once
+                log.warning("%s could not be loaded: %s", model.name, failures[-1])
+            if len(failures) == _WARM_TRIES:
                 log.warning("%s is not loaded again until a request asks for it", model.name)
             await asyncio.sleep(_WARM_EVERY_S)
         finally:
@@ -415,15 +396,7 @@ def facts_of(status: Status | None, model: ServedModel) -> ModelFacts:
         return ModelFacts()
     loading = [each.loading_s for each in status.libraries if each.state == "loading" and each.recipe == context.name]
     return ModelFacts(
-        hot=context.hot,
-        loading=context.loading,
-        asleep=context.asleep,
-        wake_s=context.wake_s,
-        queued=context.queued,
-        running=context.running,
-        load_s=context.load_s,
-        run_s=context.run_s,
-        loading_s=max(loading, default=0.0),
-        waits_for=context.waits_for,
-        failure=context.last_failure,
-    )
+        hot=context.hot, loading=context.loading, asleep=context.asleep, wake_s=context.wake_s, queued=context.queued,
+        running=context.running, load_s=context.load_s, run_s=context.run_s, loading_s=max(loading, default=0.0),
+        waits_for=context.waits_for, failure=context.last_failure,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ the label `model_name`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -39,11 +39,20 @@ class SessionMetrics:
             yield from _pilots(self.status)
 
 
+def _family(
+    name: str, help: str, labels: list[str], rows: Iterable[tuple[Sequence[str], float]], *, counts: bool = False
+) -> Metric:
+    """Return a gauge, or a counter if `counts`, with a value for each row of label values."""
+    family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
 def _session(status: Status) -> Iterator[Metric]:
-    ended = CounterMetricFamily("stoker_calls", "Ended calls, by result", labels=["finished_reason"])
-    for reason, count in (("done", status.done), ("failed", status.failed), ("cancelled", status.cancelled)):
-        ended.add_metric([reason], count)
-    yield ended
+    ended = (("done", status.done), ("failed", status.failed), ("cancelled", status.cancelled))
+    rows: Iterable[tuple[Sequence[str], float]] = (([reason], count) for reason, count in ended)
+    yield _family("stoker_calls", "Ended calls, by result", ["finished_reason"], rows, counts=True)
     yield GaugeMetricFamily("stoker_calls_running", "Calls that run, or wait at a library", status.running)
     yield GaugeMetricFamily("stoker_calls_waiting", "Calls in queues", status.queued)
     yield GaugeMetricFamily("stoker_calls_per_second", "Calls that ended in the last 30 s, per second", status.rate)
@@ -51,37 +60,33 @@ def _session(status: Status) -> Iterator[Metric]:
     yield GaugeMetricFamily("stoker_uptime_seconds", "Seconds since the session began", status.uptime_s)
     yield CounterMetricFamily("stoker_lost_pilots", "Pilots that were lost", status.lost_pilots)
     yield CounterMetricFamily("stoker_rerun_calls", "Calls that ran again after a loss", status.rerun_calls)
-    failures = CounterMetricFamily(
-        "stoker_failures", "Failed calls of the largest groups", labels=["function", "error", "place"]
-    )
-    for group in status.failure_groups:
-        failures.add_metric([group.function, group.error, group.place], group.count)
-    yield failures
+    rows = (([group.function, group.error, group.place], group.count) for group in status.failure_groups)
+    labels = ["function", "error", "place"]
+    yield _family("stoker_failures", "Failed calls of the largest groups", labels, rows, counts=True)
+
+
+_CONTEXT_METRICS = (
+    ("stoker_num_requests_running", "Calls that run, or wait at a library", "running", False),
+    ("stoker_num_requests_waiting", "Calls in the model's queue", "queued", False),
+    ("stoker_loads", "Loads of the model", "loads", True),
+    ("stoker_load_seconds", "Device time of loads", "load_total_s", True),
+    ("stoker_served_calls", "Calls that the model's libraries completed", "served", True),
+    ("stoker_run_seconds", "Device time of calls", "run_total_s", True),
+)
+"""Metrics of a context: name, help, field of its status, and True for a counter."""
 
 
 def _contexts(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
     label = ["model_name"]
-    running = GaugeMetricFamily("stoker_num_requests_running", "Calls that run, or wait at a library", labels=label)
-    waiting = GaugeMetricFamily("stoker_num_requests_waiting", "Calls in the model's queue", labels=label)
-    libraries = GaugeMetricFamily("stoker_libraries", "Libraries of the model", labels=[*label, "state"])
-    loads = CounterMetricFamily("stoker_loads", "Loads of the model", labels=label)
-    load_s = CounterMetricFamily("stoker_load_seconds", "Device time of loads", labels=label)
-    served = CounterMetricFamily("stoker_served_calls", "Calls that the model's libraries completed", labels=label)
-    run_s = CounterMetricFamily("stoker_run_seconds", "Device time of calls", labels=label)
-    refused = CounterMetricFamily("stoker_refused_offers", "Offers that pilots refused", labels=[*label, "case"])
-    for context in status.contexts[:_MOST_MODELS]:
-        name = [names.get(context.name, context.name)]
-        running.add_metric(name, context.running)
-        waiting.add_metric(name, context.queued)
-        for state, count in (("hot", context.hot), ("loading", context.loading), ("asleep", context.asleep)):
-            libraries.add_metric([*name, state], count)
-        loads.add_metric(name, context.loads)
-        load_s.add_metric(name, context.load_total_s)
-        served.add_metric(name, context.served)
-        run_s.add_metric(name, context.run_total_s)
-        for case, count in context.refused_offers.items():
-            refused.add_metric([*name, case], count)
-    yield from (running, waiting, libraries, loads, load_s, served, run_s, refused)
+    contexts = [(names.get(each.name, each.name), each) for each in status.contexts[:_MOST_MODELS]]
+    for metric, help, field, counts in _CONTEXT_METRICS:
+        rows = (([name], getattr(context, field)) for name, context in contexts)
+        yield _family(metric, help, label, rows, counts=counts)
+    states = ("hot", "loading", "asleep")
+    rows = (([name, state], getattr(context, state)) for name, context in contexts for state in states)
+    yield _family("stoker_libraries", "Libraries of the model", [*label, "state"], rows)
+    rows = (([name, case], count) for name, context in contexts for case, count in context.refused_offers.items())
+    yield _family("stoker_refused_offers", "Offers that pilots refused", [*label, "case"], rows, counts=True)
 
 
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
@@ -105,63 +110,41 @@ def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
         ("stoker_prefix_cache_hits", "Tokens of prompts that were taken from kept prefixes", reused),
         ("stoker_num_preemptions", "Requests that engines of present libraries have evicted", preempted),
     ):
-        family = CounterMetricFamily(metric, help, labels=label)
-        for name, count in counts.items():
-            family.add_metric([name], count)
-        yield family
-    cache = GaugeMetricFamily(
-        "stoker_kv_cache_usage_perc", "Cache that requests will use at their expected lengths; 1 = all", labels=label
-    )
-    for name, part in used.items():
-        cache.add_metric([name], part)
-    yield cache
+        yield _family(metric, help, label, (([name], count) for name, count in counts.items()), counts=True)
+    help = "Cache that requests will use at their expected lengths; 1 = all"
+    yield _family("stoker_kv_cache_usage_perc", help, label, (([name], part) for name, part in used.items()))
 
 
 def _map_metrics(status: Status) -> Iterator[Metric]:
     label = ["function", "model_name", "client"]
-    total = GaugeMetricFamily("stoker_map_items", "Items of open maps, if known", labels=label)
-    done = GaugeMetricFamily("stoker_map_items_done", "Items of open maps with a result", labels=label)
-    sums: dict[tuple[str, str, str], list[int]] = {}
+    totals, done = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for each in status.maps[:_MOST_MODELS]:
-        counts = sums.setdefault((each.function, each.context, str(each.client)), [0, 0])
-        counts[0] += max(0, each.total)
-        counts[1] += each.done
-    for labels, (items, ended) in sums.items():
-        total.add_metric(labels, items)
-        done.add_metric(labels, ended)
-    yield from (total, done)
+        labels = (each.function, each.context, str(each.client))
+        totals[labels] += max(0, each.total)
+        done[labels] += each.done
+    yield _family("stoker_map_items", "Items of open maps, if known", label, totals.items())
+    yield _family("stoker_map_items_done", "Items of open maps with a result", label, done.items())
 
 
 def _pilots(status: Status) -> Iterator[Metric]:
-    states = GaugeMetricFamily("stoker_pilots", "Pilots, by state", labels=["state"])
-    for state, count in Counter(pilot.state for pilot in status.pilots).items():
-        states.add_metric([state], count)
-    devices = GaugeMetricFamily("stoker_devices", "Devices of connected pilots", labels=["kind"])
-    memory = GaugeMetricFamily("stoker_device_memory_bytes", "Device memory", labels=["kind"])
-    promised = GaugeMetricFamily(
-        "stoker_device_memory_promised_bytes", "Memory reserved for libraries", labels=["kind"]
-    )
+    def counted(name: str, help: str, label: str, counts: Mapping[str, float]) -> Metric:
+        return _family(name, help, [label], (([each], count) for each, count in counts.items()))
+
+    yield counted("stoker_pilots", "Pilots, by state", "state", Counter(pilot.state for pilot in status.pilots))
     counts, sizes, reserved = Counter[str](), Counter[str](), Counter[str]()
     for pilot in status.pilots:
         for device in pilot.devices:
             counts[device.kind] += 1
             sizes[device.kind] += device.memory_bytes
             reserved[device.kind] += device.promised_bytes
-    for family, sums in ((devices, counts), (memory, sizes), (promised, reserved)):
-        for kind in sums:
-            family.add_metric([kind], sums[kind])
-    yield from (states, devices, memory, promised)
-    blocks = GaugeMetricFamily("stoker_blocks", "Blocks that have not ended", labels=["phase"])
-    for phase, number in Counter(str(job.phase) for job in status.jobs).items():
-        blocks.add_metric([phase], number)
-    yield blocks
-    yield GaugeMetricFamily(
-        "stoker_library_memory_bytes",
-        "Measured memory of libraries",
-        sum(each.memory_bytes for each in status.libraries),
+    yield counted("stoker_devices", "Devices of connected pilots", "kind", counts)
+    yield counted("stoker_device_memory_bytes", "Device memory", "kind", sizes)
+    yield counted("stoker_device_memory_promised_bytes", "Memory reserved for libraries", "kind", reserved)
+    phases = Counter(str(job.phase) for job in status.jobs)
+    yield counted("stoker_blocks", "Blocks that have not ended", "phase", phases)
+    memory, device_memory = (
+        sum(getattr(each, field) for each in status.libraries) for field in ("memory_bytes", "device_bytes")
     )
-    yield GaugeMetricFamily(
-        "stoker_library_device_memory_bytes",
-        "Measured device memory of libraries",
-        sum(each.device_bytes for each in status.libraries),
-    )
+    yield GaugeMetricFamily("stoker_library_memory_bytes", "Measured memory of libraries", memory)
+    help = "Measured device memory of libraries"
+    yield GaugeMetricFamily("stoker_library_device_memory_bytes", help, device_memory)

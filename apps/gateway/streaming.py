@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,8 +23,8 @@ from stoker.apps.common.openai_answers import (
 from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.figures import RequestFigures
-from stoker.apps.gateway.keys import HeldRequest
+from stoker.apps.gateway.figures import RunningRequest
+from stoker.apps.gateway.responses import ResponseEvents
 from stoker.apps.gateway.wire import ClientLeft
 from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
@@ -42,7 +42,7 @@ class ModelRefused(RequestRefused):
 
 
 async def stream_call_pieces(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
-    """Yield the pieces of one call, grouped by arrival. Raises ModelRefused, and errors of the call."""
+    """Yield the pieces of one call, grouped by arrival. Raises ModelRefused and errors of the call."""
     with stoker.stream(app, request) as stream:
         async for piece in stream:
             if isinstance(piece, ApiError):
@@ -53,10 +53,7 @@ async def stream_call_pieces(app: StokerApp, request: ApiRequest) -> AsyncGenera
 async def stream_merged_call_pieces(
     app: StokerApp, requests: Sequence[ApiRequest]
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-    """Yield the pieces of one call per request as they arrive, with the index of the request.
-
-    Raises the errors of `stream_call_pieces`. The first error ends all calls.
-    """
+    """Yield the pieces of one call per request as they arrive, with the request's index. An error ends all calls."""
     if len(requests) == 1:
         async with aclosing(stream_call_pieces(app, requests[0])) as pieces:
             async for some in pieces:
@@ -92,7 +89,7 @@ async def stream_merged_call_pieces(
 
 
 async def collect_pieces_with_retry(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call, in the order of the requests. Raises the errors of `stream_merged_call_pieces`.
+    """Return all pieces of each call, in the order of the requests.
 
     If a call runs again with other pieces, all calls run once more, because the client has received no piece.
     """
@@ -116,37 +113,14 @@ _MARK = b"\x00"
 _encode = msgspec.json.encode
 
 
-class AnswerEvents(Protocol):
-    """The events of one streamed answer, in the format of its endpoint. `read`, `written`: token counts so far."""
-
-    read: int
-    written: int
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens so far."""
-
-    @property
-    def reasons(self) -> Sequence[str]:
-        """Finish reasons of the choices that have ended."""
-
-    def events(self, index: int, pieces: Sequence[TextPiece], /) -> bytes:
-        """Return the events for new pieces of a choice."""
-
-    def end(self) -> bytes:
-        """Return the last events."""
-
-
 class Chunks:
-    """The chunks of one streamed answer. `tokens`: number of tokens that all choices have read and written."""
+    """The chunks of one streamed answer. `read`, `written`: tokens so far; `reasons`: why its ended choices ended."""
 
     def __init__(
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """`per_prompt`: number of choices per prompt; `usage`: True if the last chunk states the token counts;
-        `continuous`: True if each chunk states the token counts.
-        """
+        """`per_prompt`: choices per prompt; `usage`: the last chunk has token counts; `continuous`: each chunk has."""
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
         self._head = {
@@ -161,16 +135,11 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes before and after the text in an event that contains only text, by the index of the choice."""
+        """The bytes around the text in an event that contains only text, by the index of the choice."""
         self.read, self.written = 0, 0
-        self.is_whole = False
         self._completed = 0
-        """Number of generated tokens of the choices that have ended."""
+        """Number of generated tokens of the ended choices."""
         self.reasons: list[str] = []
-
-    @property
-    def tokens(self) -> int:
-        return self.read + self.written
 
     def events(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
         return b"".join([self._encode_piece_chunk(index, piece) for piece in pieces])
@@ -203,16 +172,13 @@ class Chunks:
 
     def end(self) -> bytes:
         self.written = self._completed
-        self.is_whole = True
         if not self._usage:
             return DONE
         last: dict[str, Any] = {**self._head, "choices": [], "usage": token_usage(self.read, self.written)}
         return _event(last) + DONE
 
     def _plain_event_head_and_tail(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes before and after the text in an event that contains only text. These bytes are encoded once,
-        because such events differ only in the text.
-        """
+        """Encode once the bytes before and after the text in an event that contains only text."""
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
         return head, tail
@@ -258,40 +224,6 @@ _HOT_HEADERS_S = 10.0
 error is still answered with an HTTP error status, so that clients retry.
 """
 _COMMENT_S = 2.0
-_CANCEL_LIMIT_S = 1.0
-"""Seconds after a disconnect until a request no longer counts for its key. By then, its calls have ended."""
-
-
-class RunningRequest:
-    """A request that is running: the metrics of the request, and the count for the limits of its key."""
-
-    def __init__(self, figures: RequestFigures, held: HeldRequest) -> None:
-        self.figures = figures
-        self._held = held
-        self._over = False
-
-    def count(self, read: int, written: int) -> None:
-        """Count the tokens that were read, and the written tokens that are not counted yet."""
-        self.figures.read(read)
-        if written:
-            self.figures.written(written)
-        self.count_tokens(read, written)
-
-    def count_tokens(self, read: int, written: int) -> None:
-        self._held.tokens = read + written
-        self.figures.tokens = read, written
-
-    def end(self, error: BaseException | None) -> None:
-        if not self._over:
-            self._over = True
-            self._held.end()
-            self.figures.end(error)
-
-    def leave(self, error: BaseException) -> None:
-        if not self._over:
-            self._over = True
-            asyncio.get_running_loop().call_later(_CANCEL_LIMIT_S, self._held.end)
-            self.figures.end(error)
 
 
 class StreamedAnswer:
@@ -302,15 +234,10 @@ class StreamedAnswer:
     """
 
     def __init__(
-        self,
-        pieces: AsyncGenerator[tuple[int, list[Any]], None],
-        chunks: AnswerEvents,
-        running: RunningRequest,
-        *,
-        waits_for: Callable[[], Awaitable[str]],
-        is_hot: Callable[[], Awaitable[bool]],
+        self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: Chunks | ResponseEvents,
+        running: RunningRequest, *, waits_for: Callable[[], Awaitable[str]], is_hot: Callable[[], Awaitable[bool]],
         failed: Callable[[BaseException], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._pieces = pieces
         self._chunks = chunks
         self._running = running
@@ -336,12 +263,12 @@ class StreamedAnswer:
                 yield comment(await self._waits_for())
                 await asyncio.wait({self._first}, timeout=_COMMENT_S)
             found: tuple[int, list[Any]] | None = self._first.result()
-            self._running.figures.begins()
+            self._running.begins()
             while found is not None:
                 before = self._chunks.written
                 events = self._chunks.events(*found)
                 if tokens := self._chunks.written - before:
-                    self._running.figures.written(tokens, streamed=True)
+                    self._running.written(tokens, streamed=True)
                 yield events
                 found = await anext(self._pieces, None)
             self._is_whole = True
@@ -355,14 +282,17 @@ class StreamedAnswer:
             raise
 
     async def close(self) -> None:
-        """Count the request and end its calls, after the response or when the client has disconnected."""
-        self._running.figures.read(self._chunks.read)
-        self._running.count_tokens(self._chunks.read, self._chunks.written)
-        self._running.figures.finished(self._chunks.reasons)
+        """Count the request and end its calls, after the response or a disconnect."""
+        running, chunks = self._running, self._chunks
+        running.read(chunks.read)
+        running.count_tokens(chunks.read, chunks.written)
+        running.finished(chunks.reasons)
+        if self._is_whole:
+            running.model.lengths.record(chunks.written // max(1, len(chunks.reasons)))
         if self._is_whole or isinstance(self._failure, Exception):
-            self._running.end(self._failure)
+            running.end(self._failure)
         else:
-            self._running.leave(self._failure or ClientLeft())
+            running.leave(self._failure or ClientLeft())
         await self.leave()
 
     async def leave(self) -> None:

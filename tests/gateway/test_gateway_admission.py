@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 from gateway.test_gateway_notes import STATUS
 
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.gateway.answering import Admission
+from stoker.apps.gateway.answering import admit
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModels, SessionWatch, forecast
 
@@ -102,7 +102,7 @@ def test_requests_are_refused_while_the_journal_is_unwritable():
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
         watch.status = msgspec.structs.replace(STATUS, trouble=trouble)
-        asked = Admission(watch).check(models["m"], ttft_s=0.0, waits_s=None)
+        asked = admit(watch, models["m"], ttft_s=0.0, waits_s=None)
         if not trouble:
             asyncio.run(asked)
             continue

@@ -56,7 +56,7 @@ class SmallBatches(Batches):
         return self.started[-1]
 
     def _keep(self, batch: GatewayBatch) -> None:
-        self.room.use("keep the process" if batch.pid else "keep")
+        self.room.use("keep")
         super()._keep(batch)
 
     def _read(self, id: str) -> GatewayBatch | None:
@@ -115,7 +115,7 @@ async def test_finished_batch_waits_until_a_full_disk_has_space(
     assert [record.message.count("waits for a retry") for record in caplog.records] == [1]
 
 
-@pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])
+@pytest.mark.parametrize("lacks", ["spawn", "read"])
 @in_loop
 async def test_unstartable_batch_is_retried(tmp_path: Path, lacks: str) -> None:
     room = Room()

@@ -19,7 +19,8 @@ from stoker.apps.gateway.answering import estimate_request_tokens, parse_model_r
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
-from stoker.apps.gateway.run import GatewayPlace, GatewayState, listen, listen_on_path
+from stoker.apps.gateway.listening import listen, listen_on_path
+from stoker.apps.gateway.run import GatewayPlace, GatewayState
 from stoker.apps.gateway.streaming import DONE, Chunks
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
@@ -107,24 +108,26 @@ def test_encoder_model_without_the_embedding_kind_is_refused(tmp_path, architect
 
 def test_requests_are_limited_per_minute_and_at_a_time():
     use, limits = KeyUse(), KeyLimits(requests_per_minute=2, concurrent=1)
-    assert use.begin(limits, now=0.0) is None
-    assert use.begin(limits, now=1.0).code == "concurrent_requests"
+    assert use.reached(limits, now=0.0) is None
+    use.start(0.0)
+    assert use.reached(limits, now=1.0).error.code == "concurrent_requests"
     use.end(0, now=2.0)
-    assert use.begin(limits, now=3.0) is None
+    use.start(3.0)
     use.end(0, now=4.0)
-    reached = use.begin(limits, now=10.0)
-    assert (reached.code, reached.retry_after_s) == ("requests_per_minute", 50.0)
-    assert use.begin(limits, now=60.0) is None  # the first request began more than a minute ago and no longer counts
+    reached = use.reached(limits, now=10.0)
+    assert (reached.error.code, reached.retry_after_s) == ("requests_per_minute", 50.0)
+    assert use.reached(limits, now=60.0) is None  # the first request began over a minute ago and no longer counts
 
 
 def test_tokens_are_limited_once_they_are_known():
     use, limits = KeyUse(), KeyLimits(tokens_per_minute=100)
     for at, tokens in ((0.0, 60), (10.0, 60)):
-        assert use.begin(limits, now=at) is None
+        assert use.reached(limits, now=at) is None
+        use.start(at)
         use.end(tokens, now=at)
-    reached = use.begin(limits, now=20.0)
-    assert (reached.code, reached.retry_after_s) == ("tokens_per_minute", 40.0)
-    assert use.begin(limits, now=60.5) is None
+    reached = use.reached(limits, now=20.0)
+    assert (reached.error.code, reached.retry_after_s) == ("tokens_per_minute", 40.0)
+    assert use.reached(limits, now=60.5) is None
 
 
 def test_key_is_kept_as_a_digest_in_a_private_file(tmp_path):
@@ -308,7 +311,7 @@ def test_pieces_received_together_become_separate_events(endpoint):
     found = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events if event]
     assert [each["index"] for each in found] == [1] * 4
     assert [each["delta"]["content"] if endpoint is Endpoint.CHAT else each["text"] for each in found] == texts
-    assert chunks.tokens == 4
+    assert chunks.read + chunks.written == 4
 
 
 def test_error_of_a_call_has_a_status_that_says_whether_to_retry():

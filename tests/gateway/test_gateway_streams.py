@@ -20,7 +20,7 @@ from stoker.apps.gateway import streaming, wire
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import HeldRequest, KeyUse
 from stoker.apps.gateway.served import ServedModel
-from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer
+from stoker.apps.gateway.streaming import Chunks, StreamedAnswer
 from stoker.errors import ContextError
 
 
@@ -29,13 +29,13 @@ async def never():
 
 
 def answer_of(pieces, *, is_hot=never, use=None):
-    figures = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
+    running = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
     async def waits_for():
         return "loading m"
 
-    running = RunningRequest(figures, HeldRequest((use or KeyUse(running=1)).end))
+    running.held = HeldRequest((use or KeyUse(running=1)).end)
     return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot, failed=lambda _error: None)
 
 
