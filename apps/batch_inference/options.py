@@ -54,9 +54,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """The path of each model by its name in requests (`named`), and the path for all other names (`every`). If `every`
-    is empty, requests with other model names are refused.
-    """
+    """The paths of models by name in requests (`named`), and for all other names (`every`; empty: refuse them)."""
 
     named: dict[str, str]
     every: str = ""
@@ -70,13 +68,8 @@ class ModelPaths(msgspec.Struct, frozen=True):
     def admit(self, request: ApiRequest) -> None:
         """Raise RequestRefused for a request that no model can answer."""
         if not self.path_of(request.model):
-            known = ", ".join(self.named)
-            raise RequestRefused(
-                f"model {request.model} has no --model (there are {known})",
-                param="model",
-                code="model_not_found",
-                status=404,
-            )
+            said = f"model {request.model} has no --model (there are {', '.join(self.named)})"
+            raise RequestRefused(said, param="model", code="model_not_found", status=404)
         settings = self.settings.get(request.model)
         if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
             kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
@@ -94,10 +87,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
-    """Read the values of `--model` options (`given`) and a models file. `engine` applies to the models of the options.
-
-    Raises ConfigError for an unreadable file, and if a name or the default model is given twice.
-    """
+    """Read the values of `--model` options (`given`), to which `engine` applies, and a models file."""
     settings = read_models_file(Path(file)) if file else {}
     named = {name: each.path for name, each in settings.items()}
     every = ""

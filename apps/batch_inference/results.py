@@ -1,7 +1,6 @@
 """Write the two output files of a batch (responses and errors) in the format of OpenAI's Batch API.
 
-The log of a run contains a record for each request that a model answered or refused. A request whose call failed has no
-record, so a resumed run retries the request. A resumed run also checks refused lines again.
+The log of a run has a record for each request that a model answered or refused. A resumed run retries failed calls.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 
@@ -25,21 +24,16 @@ _DIGITS = 24
 
 
 def make_answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
-    """Return the output line of a request that a model answered or refused. `digest`: digest of the request file."""
+    """Return the output line of a request. `digest`: digest of the request file."""
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return make_error_line(answer.custom_id, answer.error, key=key)
     name, created = _name(key), int(answer.ended_at)
-    match answer.endpoint:
-        case Endpoint.CHAT:
-            body = chat_body(answer.choices, name=name, model=answer.model, created=created)
-        case Endpoint.COMPLETIONS:
-            body = completion_body(answer.choices, name=name, model=answer.model, created=created)
-        case Endpoint.EMBEDDINGS:
-            assert answer.vectors is not None
-            body = embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
-        case _:
-            assert_never(answer.endpoint)
+    if answer.vectors is not None:
+        body = embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
+    else:
+        make = chat_body if answer.endpoint is Endpoint.CHAT else completion_body
+        body = make(answer.choices, name=name, model=answer.model, created=created)
     return _line(answer.custom_id, name=name, status=200, body=body)
 
 

@@ -34,7 +34,7 @@ from stoker.apps.batch_inference.results import (
 )
 from stoker.apps.common.batch_state import BatchUse, PermitFile
 from stoker.apps.common.calls import FailedCall, Job, run_calls
-from stoker.apps.common.command_line import columns, count
+from stoker.apps.common.command_line import RunChoice, columns, count
 from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
@@ -50,10 +50,9 @@ Recipes = Mapping[tuple[Endpoint, str], Recipe]
 Failures = dict[str, ApiError]
 
 
-def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Check the file without running calls. Return 1 if requests are refused, else 0. Raises ConfigError for an
-    unreadable file.
-    """
+def check(options: BatchOptions, *, json: bool) -> int:
+    """Check the file without running calls. Return 1 if requests are refused, else 0."""
+    screen = Screen(json_only=json)
     checked, _ = _checked(options)
     for line in _headline(checked):
         screen.line(line)
@@ -65,7 +64,7 @@ def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     return 1 if checked.refused else 0
 
 
-def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
+def run(options: BatchOptions, *, json: bool) -> int:
     """Answer the requests of the file and return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C.
 
     Raises StokerError for unusable input, and if no answer is possible. Earlier answers are kept in all cases.
@@ -82,15 +81,15 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
             "requests": checked.digest, "models": identities, "max_tokens": options.max_tokens,
             "engine": options.engine,
         },
-        folder=Path(options.out) if options.out else None, fresh=options.fresh, site=options.site,
-        session=options.session, headline=[*_headline(checked), *unasked], again=options.command(),
+        site=options.site, session=options.session, headline=[*_headline(checked), *unasked], again=options.command(),
     )  # fmt: skip
 
     def make(work: OpenRun) -> Outcome:
         failed = _infer(work, options, checked, models=models, recipes=recipes)
         return _results(work, options, checked, failed)
 
-    return execute(spec, make, screen=screen, json=json)
+    out = Path(options.out) if options.out else None
+    return execute(spec, make, RunChoice(out, fresh=options.fresh, json=json))
 
 
 def _infer(
@@ -144,16 +143,11 @@ def _results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed:
 
 
 def _summary(checked: CheckedFile, totals: BatchTotals, attempt: Attempt, failed: Failures) -> dict[str, Any]:
+    refused = len(checked.refused) + len(totals.refused)
     return {
-        "requests": checked.lines,
-        "answered": totals.answered,
-        "errors": len(checked.refused) + len(totals.refused) + len(failed),
-        "refused": len(checked.refused) + len(totals.refused),
-        "failed": len(failed),
-        "prompt_tokens": totals.prompt_tokens,
-        "completion_tokens": totals.completion_tokens,
-        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
-        "models": checked.models,
+        "requests": checked.lines, "answered": totals.answered, "errors": refused + len(failed), "refused": refused,
+        "failed": len(failed), "prompt_tokens": totals.prompt_tokens, "completion_tokens": totals.completion_tokens,
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens, "models": checked.models,
         "attempt": {
             "requests": attempt.made, "failed": len(failed), "tokens": attempt.tokens,
             "tokens_per_s": attempt.tokens / attempt.wall_s if attempt.wall_s else 0.0, **attempt.figures,
@@ -190,11 +184,8 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
     models = read_models(options.models, file=options.models_file, engine=options.engine)
     if not models.named and not models.every:
         if options.file:
-            raise ConfigError(
-                f"{options.file}: name a model: --model PATH for all requests, --model NAME=PATH for the"
-                " requests that name NAME",
-                key="model",
-            )
+            how = "--model PATH for all requests, --model NAME=PATH for the requests that name NAME"
+            raise ConfigError(f"{options.file}: name a model: {how}", key="model")
         models = msgspec.structs.replace(models, every=default_model())
     return check_file(options.path, admit=models.admit, max_tokens=options.max_tokens), models
 

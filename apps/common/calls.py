@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
 """Maximum number of results that `run_calls` buffers for its caller while several jobs run."""
 T = TypeVar("T")
+R = TypeVar("R")
 Job = tuple[StokerApp, Iterable[Any]]
 """A decorated function (app), and an iterable with the argument of each call."""
 
@@ -38,10 +39,9 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise Stopped in the `with` block at the first SIGINT, SIGTERM or SIGHUP.
+    """Raise Stopped in the block at the first SIGINT, SIGTERM or SIGHUP. Under `nohup`, SIGHUP stays ignored.
 
-    Further signals are ignored for the next five seconds. After that, a signal kills the process. Under `nohup`,
-    SIGHUP stays ignored.
+    Further signals are ignored for five seconds. After that, a signal kills the process.
     """
     stopped_at: list[float] = []
 
@@ -71,7 +71,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A failed call. `job`: index of the job; `item`: index of the call's argument in the job (-1: unknown)."""
+    """`job`: index of the job; `item`: index of the call's argument in the job (-1: unknown)."""
 
     job: int
     item: int
@@ -79,16 +79,15 @@ class FailedCall(msgspec.Struct, frozen=True):
 
 
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
-    """Yield the results of the calls of all jobs as they arrive.
+    """Yield the results of the calls of all jobs as they arrive, with at most `window` calls of a job in flight.
 
-    The jobs run concurrently, each with at most `window` calls in flight. Raises the error of a failed call. With
-    `keep_errors`, yields a FailedCall instead.
+    Raises the error of a failed call. With `keep_errors`, yields a FailedCall instead.
     """
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # One thread per job collects results, so that a job whose context still loads does not delay other jobs. The
-    # threads wait while the caller has not yet taken earlier results.
+    # A thread per job collects results, so that a job whose context loads does not delay others. The threads wait while
+    # the caller has not taken earlier results.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -137,9 +136,7 @@ def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: boo
 
 
 def session_line(session: Session) -> str:
-    """Return a line such as `stoker 0.1.0 · site local · 1 pilot, 2 x cpu · session k3v9`. Waits up to 3 s for the
-    first pilot.
-    """
+    """Return a line that names the session and its devices. Waits up to 3 s for the first pilot."""
     until = time.monotonic() + _FIRST_PILOT_S
     while not (pilots := session.status().pilots) and time.monotonic() < until:
         time.sleep(0.05)
@@ -156,10 +153,7 @@ _LOOK_S = 0.5
 def call_with_progress(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
 ) -> Any | None:
-    """Call the app with a request on the context of a recipe, in a new session or in `session`, and show progress.
-
-    Return the result, or None after Ctrl-C. Raises the errors of the call.
-    """
+    """Call the app with a request on the context of a recipe, and show progress. Return None after Ctrl-C."""
     with stop_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
@@ -184,3 +178,23 @@ def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
             call = sent_call(future)
             if call is not None and call.progress is not None and call.progress.total:
                 yield call.progress
+
+
+def each_or_error(work: Callable[[Sequence[T]], Sequence[R]], inputs: Sequence[T]) -> tuple[list[R | None], list[str]]:
+    """Return the results of `work(inputs)`, and an empty text per input.
+
+    If a model refuses the inputs (ValueError), each input runs alone, and refused inputs get None and the reason.
+    """
+    try:
+        return list(work(inputs)), [""] * len(inputs)
+    except ValueError:
+        results: list[R | None] = []
+        errors: list[str] = []
+        for each in inputs:
+            try:
+                results += work([each])
+                errors.append("")
+            except ValueError as error:
+                results.append(None)
+                errors.append(str(error) or type(error).__name__)
+        return results, errors

@@ -1,7 +1,7 @@
 """Answer requests with a loaded model, and build the response bodies in OpenAI's format.
 
-A model raises ValueError to refuse a request, for example a prompt that is too long. `refusal` converts the error to an
-ApiError. The parameter `name` of several functions identifies an answer.
+A model raises ValueError to refuse a request; `refusal` converts the error to an ApiError. The parameter `name` of
+several functions identifies an answer.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _UNKNOWN_LENGTH = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The answer to one prompt. `finish_reason`: `stop`, `length` or `tool_calls`; `logprobs`: None unless requested;
-    `calls`: the functions that the model calls; `unshown`: length of a start token that is not part of the text.
+    """The answer to one prompt. `finish_reason`: `stop`, `length` or `tool_calls`; `unshown`: length of a start token
+    that is not part of the text.
     """
 
     text: str
@@ -60,7 +60,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class TextBegun(msgspec.Struct, frozen=True):
-    """The first piece of a streamed text. A TextBegun means that the model accepts the prompt."""
+    """The first piece of a streamed text: the model accepts the prompt."""
 
     prompt_tokens: int
 
@@ -71,7 +71,7 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class EchoPiece(msgspec.Struct, frozen=True):
-    """The prompt, which is repeated before the generated text. `unshown` has the meaning of `Choice.unshown`."""
+    """The prompt, repeated before the generated text. `unshown`: see `Choice`."""
 
     text: str
     logprobs: Likelihoods | None
@@ -79,7 +79,7 @@ class EchoPiece(msgspec.Struct, frozen=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """A part of an answer with reasoning or function calls. `tokens`: generated tokens since the last piece."""
+    """A part of an answer with reasoning or calls. `tokens`: generated tokens since the last piece."""
 
     delta: AnswerDelta
     tokens: int
@@ -95,17 +95,14 @@ TextPiece = TextBegun | EchoPiece | str | TokenPiece | AnswerPiece | TextEnded
 
 
 class ScorePiece(msgspec.Struct, frozen=True):
-    """The scores of a request's pairs. `tokens`: number of tokens that the model read."""
+    """The scores of a request's pairs. `tokens`: tokens that the model read."""
 
     scores: tuple[float, ...]
     tokens: int
 
 
 class VectorPiece(msgspec.Struct, frozen=True):
-    """A part of the vectors of some texts: bytes of little-endian float32 numbers.
-
-    All parts together contain `width` numbers per text. `tokens` counts the tokens of all texts.
-    """
+    """A part of the vectors of some texts, as in `Vectors`. `tokens` counts the tokens of all texts."""
 
     width: int
     tokens: int
@@ -151,20 +148,14 @@ def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
 
 
 def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Choice:
-    """Return the model's answer to one prompt. `place`: the index of the prompt in the request.
-
-    Raises ValueError for an unusable prompt, ContextTooShort for a prompt that is too long.
-    """
+    """Return the model's answer to a prompt, number `place` of the request. Raises ValueError."""
     sampling = request.sampling
     _, options = _options(model, prompt, sampling, place=place)
     found = model.complete(prompt, **options)
     choice = Choice(
-        text=found.text,
-        finish_reason=found.finish_reason,
-        prompt_tokens=found.prompt_tokens,
-        completion_tokens=found.completion_tokens,
+        found.text, found.finish_reason, found.prompt_tokens, found.completion_tokens,
         logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
-    )
+    )  # fmt: skip
     if sampling.echo:
         echo = _make_echo_piece(model, prompt, found.prompt_logprobs, sampling)
         likelihoods = None if echo.logprobs is None else echo.logprobs + (choice.logprobs or ())
@@ -195,9 +186,9 @@ def _make_echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, 
 def stream_text(
     model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 ) -> Iterator[TextPiece | RelayedTexts]:
-    """Yield the answer in pieces during generation: plain text as one `RelayedTexts` object, else one token per piece.
+    """Yield the answer in pieces: plain text as one `RelayedTexts` object, else one token per piece.
 
-    Raises ValueError before the first piece, for the same reasons as `complete`.
+    Raises ValueError before the first piece.
     """
     sampling = request.sampling
     read, options = _options(model, prompt, sampling, place=place)
@@ -238,13 +229,10 @@ def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: Sam
 
 
 def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
-    """Return the vectors of a request's texts, float32 `[texts, width]`, and the total number of tokens.
-
-    Raises ValueError for an unusable text, and if the requested vector width differs from the model's width.
-    """
+    """Return the vectors of the texts, float32 `[texts, width]`, and the number of tokens. Raises ValueError."""
     if model.longest:
         for text in request.texts:
-            # Every token except special tokens has at least one byte, so a short text fits and is not tokenized here.
+            # A token has at least one byte, except special tokens, so a short text fits and is not tokenized here.
             if len(text.encode()) + _MOST_SPECIAL_TOKENS > model.longest:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
@@ -257,10 +245,8 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
 
 
 def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
-    """Return the score of each pair of texts. The score is the output of a classifier with one label (a cross-encoder),
-    or, for other models, the cosine of the embeddings.
-
-    Raises ValueError for an unusable text.
+    """Return the score of each pair of texts: the output of a cross-encoder (a classifier with one label), or else the
+    cosine of the embeddings. Raises ValueError.
     """
     if len(model.labels) != 1:
         vectors, tokens = embed_texts(model, request)
@@ -278,7 +264,6 @@ def _check_length(model: EncoderModel, length: int, what: str) -> None:
 
 
 def refusal(error: ValueError, request: ApiRequest) -> ApiError:
-    """Convert the error of a model that refuses a request into an error of OpenAI's API."""
     message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[request.endpoint], None
     if isinstance(error, ContextTooShort):
         code = "context_length_exceeded"
@@ -302,14 +287,10 @@ def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, plac
     if length + most > longest:
         raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
     options: dict[str, Any] = {
-        "max_new_tokens": most,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed + place,
-        "stop": sampling.stop,
+        "max_new_tokens": most, "temperature": sampling.temperature, "top_p": sampling.top_p,
+        "seed": sampling.seed + place, "stop": sampling.stop, "json_schema": sampling.json_schema,
         "logprobs": max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0,
-        "json_schema": sampling.json_schema,
-    }
+    }  # fmt: skip
     if sampling.engine_options:  # only some engines have this argument
         options["engine_options"] = dict(sampling.engine_options)
     if sampling.adapter:
@@ -329,50 +310,38 @@ _PART_BYTES = 250_000
 
 
 def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
-    return {
-        "id": f"chatcmpl-{name}",
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": index,
-                "message": _message(choice),
-                "logprobs": chat_logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ],
-        "usage": usage or sum_choices_usage(choices),
-        "system_fingerprint": None,
-    }
+    """Return the response body of a conversation. `usage` replaces the token counts of the choices."""
+    shown = [{"message": _message(choice), "logprobs": chat_logprobs(choice.logprobs)} for choice in choices]
+    head = {"id": f"chatcmpl-{name}", "object": "chat.completion", "created": created, "model": model}
+    return {**head, **_choices_and_usage(choices, shown, usage)}
 
 
 def completion_body(
     choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
-    """Return the response body of a completion. `usage` replaces the token counts that are summed over the choices."""
+    """Return the response body of a completion, as `chat_body`."""
+    shown = [
+        {"text": choice.text, "logprobs": completion_logprobs(choice.logprobs, offset=-choice.unshown)}
+        for choice in choices
+    ]
+    head = {"id": f"cmpl-{name}", "object": "text_completion", "created": created, "model": model}
+    return {**head, **_choices_and_usage(choices, shown, usage)}
+
+
+def _choices_and_usage(choices: Sequence[Choice], shown: Sequence[Body], usage: Body | None) -> Body:
+    read = sum(choice.prompt_tokens for choice in choices)
     return {
-        "id": f"cmpl-{name}",
-        "object": "text_completion",
-        "created": created,
-        "model": model,
         "choices": [
-            {
-                "index": index,
-                "text": choice.text,
-                "logprobs": completion_logprobs(choice.logprobs, offset=-choice.unshown),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
+            {"index": index, **own, "finish_reason": choice.finish_reason}
+            for index, (choice, own) in enumerate(zip(choices, shown, strict=True))
         ],
-        "usage": usage or sum_choices_usage(choices),
+        "usage": usage or token_usage(read, sum(choice.completion_tokens for choice in choices)),
         "system_fingerprint": None,
     }
 
 
 def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
-    """Return the response body with the embedding vectors of texts. `packed`: True for vectors in base64."""
+    """`packed`: True for vectors in base64."""
     return {
         "object": "list",
         "data": [_embedding_item_body(index, vector, packed) for index, vector in enumerate(vectors)],
@@ -405,7 +374,7 @@ class Vectors(msgspec.Struct, frozen=True):
 
 
 def _message(choice: Choice) -> Body:
-    """Return the assistant's message. As in OpenAI's API, empty fields for reasoning and calls are left out."""
+    """Return the assistant's message. As in OpenAI's API, empty reasoning and calls are left out."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
@@ -433,11 +402,6 @@ def _tool_call_body(call: CallPart) -> Body:
     if not call.id:
         return {"index": call.index, "function": function}
     return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
-
-
-def sum_choices_usage(choices: Sequence[Choice]) -> Body:
-    read = sum(choice.prompt_tokens for choice in choices)
-    return token_usage(read, sum(choice.completion_tokens for choice in choices))
 
 
 def token_usage(read: int, written: int) -> Body:

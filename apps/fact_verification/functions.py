@@ -62,8 +62,7 @@ def verify(model: CausalLM, question: Question) -> Scores:
             list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
         )
     except ValueError as error:
-        # The model refuses an input, for example a claim that is too long. The caller reports the claims of the
-        # question.
+        # The model refuses an input, for example a claim that is too long. The caller names the claims of the question.
         raise StokerError(str(error), question=question.number) from error
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"

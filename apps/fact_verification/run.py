@@ -11,7 +11,7 @@ import msgspec
 
 from stoker import causal_lm
 from stoker.apps.common.calls import Job, run_calls, split_into_batches
-from stoker.apps.common.command_line import columns, command, count, format_estimated_wait, resolve
+from stoker.apps.common.command_line import RunChoice, columns, command, count, format_estimated_wait, resolve
 from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.apps.fact_verification import APP
@@ -38,7 +38,6 @@ from stoker.apps.fact_verification.results import (
     write_results,
     write_timeline,
 )
-from stoker.console import Screen
 from stoker.contexts import Awareness, Recipe, default_model
 from stoker.errors import StokerError
 from stoker.run_folder import RecordLog
@@ -49,39 +48,37 @@ class VerificationCall(msgspec.Struct, frozen=True):
     claims: tuple[Claim, ...]
 
 
-def run(
-    given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
-) -> int:
+def run(given: dict[str, Any], choice: RunChoice) -> int:
     """Run fact verification and print a report. Return the exit status: 0, or 130 after Ctrl-C.
 
     Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
     """
-    options = resolve(VerificationOptions, given, app=APP, resume=resume, files=("claims", "prompts"))
+    options = resolve(VerificationOptions, given, app=APP, resume=choice.resume, files=("claims", "prompts"))
     everything = read_claims(options.claims_path)
     claims = sample_claims(everything, limit=options.limit or None, seed=options.seed)
     prompts = choose_prompts(options, claims)
     recipe, model = make_recipe(options)
+    model_name = Path(options.model or default_model()).name.removesuffix(".gguf")
+    level = "" if options.awareness is Awareness.FULL else f" · awareness {options.awareness.value}"
+    total = len(prompts) * len(claims)
+    sizes = f"{count(len(prompts), 'prompt')} x {count(len(claims), 'claim')} = {total:,} inferences"
     spec = RunSpec(
         app=APP, prefix="fact", parameters=parameters(options, model=model, prompts=prompts, claims=claims),
-        options=options, key=KEY, total=len(prompts) * len(claims), folder=resume or out, fresh=fresh,
-        site=options.site, headline=_headline(options, prompts=len(prompts), claims=len(claims)), through_make=True,
+        options=options, key=KEY, total=total, site=options.site, through_make=True,
+        headline=[f"fact verification · {model_name} · {sizes}{level}"],
     )  # fmt: skip
 
     def make(work: OpenRun) -> Outcome:
         _infer(work, options, recipe, prompts, claims)
         return _results(work, options, prompts, claims, everything=len(everything))
 
-    return execute(spec, make, screen=screen, json=json)
+    return execute(spec, make, choice)
 
 
 def _results(
-    work: OpenRun,
-    options: VerificationOptions,
-    prompts: Sequence[PromptTemplate],
-    claims: Sequence[Claim],
-    *,
+    work: OpenRun, options: VerificationOptions, prompts: Sequence[PromptTemplate], claims: Sequence[Claim], *,
     everything: int,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     attempt, folder = work.attempt, work.folder
     rows = make_rows(prompts, claims, work.log, calibrate=options.calibrate)
     summary = summarize(rows, attempt, prompts=prompts, calibrated=options.calibrate)
@@ -107,18 +104,10 @@ def _command(arguments: str) -> str:
     return command(APP, arguments, through_make=True)
 
 
-def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> list[str]:
-    model = Path(options.model or default_model()).name.removesuffix(".gguf")
-    level = "" if options.awareness is Awareness.FULL else f" · awareness {options.awareness.value}"
-    sizes = f"{count(prompts, 'prompt')} x {count(claims, 'claim')} = {prompts * claims:,} inferences"
-    return [f"fact verification · {model} · {sizes}{level}"]
-
-
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
     """Return the model's recipe at the chosen level of awareness, and the model's identity."""
     path = options.model or default_model()
-    # Below `full`, each call has a separate process that loads the model: the paper's context-agnostic and
-    # partial-context versions.
+    # Below `full`, each call loads the model: the paper's context-agnostic and partial-context versions.
     recipe = causal_lm(
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
         calls_per_library=0 if options.awareness is Awareness.FULL else 1,
@@ -129,7 +118,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
 def plan(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
 ) -> list[VerificationCall]:
-    """Return the calls that are still missing, grouped by prompt, because a library caches the text of a prompt."""
+    """Return the missing calls, grouped by prompt, because a library caches the text of a prompt."""
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
@@ -138,12 +127,9 @@ def plan(
 
 
 def _infer(
-    work: OpenRun,
-    options: VerificationOptions,
-    recipe: Recipe,
-    prompts: Sequence[PromptTemplate],
+    work: OpenRun, options: VerificationOptions, recipe: Recipe, prompts: Sequence[PromptTemplate],
     claims: Sequence[Claim],
-) -> None:
+) -> None:  # fmt: skip
     calls = plan(prompts, claims, work.log, batch_size=options.batch_size)
     questions = (
         Question(

@@ -36,15 +36,15 @@ def test_jsonl_templates_are_read(tmp_path):
     ("text", "says"),
     [
         ("[[prompt]]\n", "prompt is not a setting; did you mean prompts?"),
-        ("[[prompts]]\nname = 'a'\ntxt = 'x'\n", "template 1: txt is not a setting; did you mean text?"),
-        ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "(a): text has no {claim}"),
+        ("[[prompts]]\nname = 'a'\ntxt = 'x'\n", "[prompts.a] txt is not a setting; did you mean text?"),
+        ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "[prompts.a] text has no {claim}"),
         ("[[prompts]]\nname = 'a'\ntext = '{claim} {evidnce}'\n", "{evidnce} is not a place"),
         (
             "[[prompts]]\nname = 'a'\ntext = '{claim}'\n[[prompts]]\nname = 'b'\ntext = '{claim}'\n",
             "b and a are the same",
         ),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS?"),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = [1]\n", "answers must give each label a word"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = [1]\n", "answers must be a table"),
         (
             "[[prompts]]\nname = 'a'\ntext = '{claim}'\n"
             "answers = { SUPPORTS = ' x', REFUTES = ' x', 'NOT ENOUGH INFO' = ' y' }\n",

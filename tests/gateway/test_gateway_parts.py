@@ -68,7 +68,7 @@ def test_model_has_its_settings_and_the_defaults(tmp_path):
         ('[models.a]\npath = "x"\nkind = "embedding"\ngraphs = true\n', "[models.a] graphs is for models that"),
         ('[models.a]\npath = "x"\nengine = "vllm"\ngraphs = true\n', '"continuous"; vllm does not support it'),
         ('[models.a]\npath = "x"\ndevices = 2\ngraphs = true\n', "leave out graphs or devices"),
-        ('[models.a]\npath = "x"\nkind = "embedding"\ndevices = 2\n', "an embedding model runs on one"),
+        ('[models.a]\npath = "x"\nkind = "embedding"\ndevices = 2\n', "devices is for models that"),
         ('[models.a]\npath = "x"\nmin = 3\nmax = 2\n', "[models.a] min = 3 is more than max = 2"),
         ('[models.a]\npath = "x"\nkeep_alive = 1\n', "line 3: [models.a] keep_alive: 1 is not a duration"),
         ("[models]\n", "names no model"),
