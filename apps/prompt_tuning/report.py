@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,14 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:
-    """Return the outcome of the tuning job in a run folder, or None if the folder contains no tuning job."""
+    """Return the outcome of the job in a run folder, or None without a job."""
     entry = read_entry(folder)
     if entry is None:
         return None
     result = None
     if entry.phase is Phase.DONE:
-        try:
+        with contextlib.suppress(OSError, *UNREADABLE):
             result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
-        except (OSError, *UNREADABLE):
-            pass
     return JobOutcome(str(folder), entry, result)
 
 
@@ -103,11 +102,7 @@ def why(outcome: JobOutcome) -> list[str]:
 
 
 class _Time(msgspec.Struct, frozen=True):
-    """How a job spent its time, in seconds. `waited_s` and `ran_s` add up to the total time. `loading_s` is a part of
-    `waited_s`. The remaining fields are parts of `ran_s`.
-
-    `unmeasured_or_lost_s`: seconds that were not measured, or were lost to an interruption.
-    """
+    """How a job spent its time, in seconds: `waited_s` (with `loading_s`) and `ran_s` (with the other parts)."""
 
     waited_s: float
     ran_s: float
@@ -116,24 +111,24 @@ class _Time(msgspec.Struct, frozen=True):
     iterating_s: float
     evaluating_s: float
 
-    @property
-    def unmeasured_or_lost_s(self) -> float:
-        return max(0.0, self.ran_s - self.bank_s - self.iterating_s - self.evaluating_s)
+    unmeasured_or_lost_s: float
 
 
 def _time(entry: BoardEntry, result: Result | None) -> _Time:
     started = entry.started_at if entry.started_at is not None else entry.submitted_at
     waited_s, ended_at = max(0.0, started - entry.submitted_at), entry.ended_at or started
     spent = result.spent_s if result is not None else {}
+    bank_s, evaluating_s = spent.get("bank", 0.0), spent.get("evaluation", 0.0)
     iterating_s = sum(spent.get(part, 0.0) for part in ("data", "compute", "communication"))
+    ran_s = max(0.0, ended_at - started)
     return _Time(
-        waited_s=waited_s, ran_s=max(0.0, ended_at - started), loading_s=min(entry.loading_s, waited_s),
-        bank_s=spent.get("bank", 0.0), iterating_s=iterating_s, evaluating_s=spent.get("evaluation", 0.0),
+        waited_s, ran_s, min(entry.loading_s, waited_s), bank_s, iterating_s, evaluating_s,
+        unmeasured_or_lost_s=max(0.0, ran_s - bank_s - iterating_s - evaluating_s),
     )  # fmt: skip
 
 
 def _parts(time: _Time, iterations: int) -> list[str]:
-    """Return how a job spent its run time, one text per activity. Activities below 1 % are left out."""
+    """Return how a job spent its run time, without activities below 1 %."""
     said = []
     if time.bank_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.bank_s)} with the prompt bank")
@@ -161,12 +156,10 @@ def _explain_lateness(entry: BoardEntry, time: _Time) -> str:
 
 def _job(one: JobOutcome, *, now: float) -> list[str]:
     entry, result = one.entry, one.result
-    lines = [f"  {entry.name}   {_describe_job_outcome(entry, now=now)}"]
-    lines += [f"    {line}" for line in why(one)]
-    if result is None:
-        return lines
-    lines += [f"    {line}" for line in _result_lines(result)]
-    lines.append(f"    adapter  {one.folder} (for peft.PeftModel.from_pretrained)")
+    lines = [f"  {entry.name}   {_describe_job_outcome(entry, now=now)}", *(f"    {line}" for line in why(one))]
+    if result is not None:
+        lines += [f"    {line}" for line in _result_lines(result)]
+        lines.append(f"    adapter  {one.folder} (for peft.PeftModel.from_pretrained)")
     return lines
 
 

@@ -6,43 +6,34 @@ If the policy does not forecast the end of calls, the end is extrapolated from t
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.apps.common.command_line import count
-from stoker.apps.prompt_tuning.board import BoardEntry, Phase
-from stoker.errors import SessionError
+from stoker.apps.prompt_tuning.board import CHECKPOINT, BoardEntry, Phase, write_entry
+from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
+from stoker.errors import CallDroppedError, SessionError, StokerError
+from stoker.run_folder import RunFolder, write_whole
 from stoker.sessions import (
-    CallForecast,
     CallProgress,
+    Clock,
     ContextStatus,
     ListedCall,
     ListedState,
     Observer,
     checkpoint_of,
     observe,
+    sent_call,
 )
-from stoker.tuning import Saved, unpack
+from stoker.tuning import Saved, Tuned, pack, unpack, write_tuned
 
 if TYPE_CHECKING:
-    from stoker.sessions import CallFuture, Session
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from stoker.apps.prompt_tuning.board import CHECKPOINT, write_entry
-from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
-from stoker.errors import CallDroppedError, StokerError
-from stoker.run_folder import RunFolder, write_whole
-from stoker.sessions import Clock, sent_call
-from stoker.tuning import Tuned, pack, write_tuned
-
-if TYPE_CHECKING:
-    from stoker.sessions import AppCallFuture
-
+    from stoker.sessions import AppCallFuture, CallFuture, Session
 
 _MOST_CALLS = 1000
 _LEAST_ITERATIONS = 10
@@ -62,7 +53,7 @@ class SessionPicture(msgspec.Struct, frozen=True):
 
 
 class SessionReader:
-    """Queries a session for its state. After a failed query, the next query opens a new connection."""
+    """Queries a session for its state. After a failure, the next query opens a new connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -96,26 +87,22 @@ def read_saved_state(progress: CallProgress | None) -> Saved | None:
 
 
 def updated_entry(
-    entry: BoardEntry,
-    *,
-    call: CallFuture | None,
-    picture: SessionPicture | None,
-    now: float | None = None,
+    entry: BoardEntry, *, call: CallFuture | None, picture: SessionPicture | None, now: float | None = None,
     ahead_s: float = 0.0,
-) -> BoardEntry:
-    """Return the updated state of a job. `now`: seconds since the epoch, on a clock that is `ahead_s` seconds ahead of
-    the wall clock.
+) -> BoardEntry:  # fmt: skip
+    """Return the updated state of a job. `now`: seconds since the epoch; `ahead_s`: how far `now` is ahead of the wall
+    clock.
     """
     now = time.time() if now is None else now
     if call is None:
         return entry
     entry = msgspec.structs.replace(entry, call=call.parsl_executor_task_id)
-    listed = None
     if picture is not None:
         listed = next((one for one in picture.calls if one.call == entry.call), None)
-    if listed is not None and picture is not None:
-        entry = _update_from_listed_call(entry, listed, picture, now)
-    entry = _forecast(entry, call.forecast, ahead_s)
+        if listed is not None:
+            entry = _update_from_listed_call(entry, listed, picture, now)
+    if call.forecast is not None and math.isfinite(call.forecast.ends_at):  # else unknown yet
+        entry = msgspec.structs.replace(entry, ends_at=call.forecast.ends_at + ahead_s)
     if call.progress is not None:
         entry = _update_from_progress(entry, call.progress, now)
     match entry.in_time(now):
@@ -148,7 +135,7 @@ def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: Ses
 
 
 def _end_loading(entry: BoardEntry, at: float) -> BoardEntry:
-    """Return the entry of a job that no longer waits for its model to load. The wait counts as loading time."""
+    """End the wait for the model, which counts as loading time."""
     if entry.loading_at is None:
         return entry
     before = 0.0 if entry.started_at is not None else max(0.0, at - entry.loading_at)
@@ -156,18 +143,13 @@ def _end_loading(entry: BoardEntry, at: float) -> BoardEntry:
 
 
 def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionPicture) -> str:
-    ahead = picture.ahead(listed)
-    if ahead:
+    if ahead := picture.ahead(listed):
         return f"{count(ahead, 'job')} before it"
     if context is not None and context.hot:
         if context.running >= context.hot:
             return "its hot device is busy" if context.hot == 1 else f"its {context.hot} hot devices are busy"
-        others = context.queued > 1
-        return (
-            "the devices are kept for a job with an earlier deadline"
-            if others
-            else "waiting for devices to be assigned"
-        )
+        others = "the devices are kept for a job with an earlier deadline"
+        return others if context.queued > 1 else "waiting for devices to be assigned"
     return context.waits_for if context is not None else ""
 
 
@@ -188,12 +170,6 @@ def _update_from_progress(entry: BoardEntry, progress: CallProgress, now: float)
         return msgspec.structs.replace(entry, ends_at=entry.measured_ends_at)
     ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
     return msgspec.structs.replace(entry, iteration=done, ends_at=ends_at, measured_ends_at=ends_at)
-
-
-def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) -> BoardEntry:
-    if forecast is None or not math.isfinite(forecast.ends_at):  # unknown yet
-        return entry
-    return msgspec.structs.replace(entry, ends_at=forecast.ends_at + ahead_s)
 
 
 class SubmittedJob:
@@ -273,7 +249,7 @@ class SubmittedJob:
 
 
 def _write_results(folder: RunFolder, tuned: Tuned) -> None:
-    """Write the adapter and `tuned.json`, and last the evaluations, which mark a finished run."""
+    """Write the adapter and `tuned.json`, then the evaluations, which mark a finished run."""
     write_tuned(tuned, folder.path)
     rows = [msgspec.structs.asdict(point) for point in tuned.points]
 
