@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """The result of one request: one choice per prompt, the embedding vectors of the texts, or an error.
-
-    `ended_at`: end of the call in seconds since the epoch. `packed`: copy of the request's `packed` field.
+    """The result of a request: one choice per prompt, the vectors of its texts, or an error. `ended_at`: seconds since
+    the epoch.
     """
 
     custom_id: str
@@ -59,7 +58,7 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
 @app
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
-    """Answer one request. If the model refuses the request, the answer contains the error. Other errors are raised."""
+    """Answer one request, with an error if the model refuses it."""
     begun, request = time.perf_counter(), set_request_adapter(model, request)
     choices: list[Choice] = []
     try:

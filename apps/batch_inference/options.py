@@ -1,7 +1,5 @@
-"""The options of a batch, and the choice of a model for each request.
-
-`--model NAME=PATH` answers requests for the model NAME. `--models FILE` answers requests for the models in a models
-file. `--model PATH` answers all other requests.
+"""The options of a batch, and the choice of a model for each request: by name from `--model NAME=PATH` or `--models
+FILE`, else from `--model PATH`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """Path of the file in which a gateway writes how many calls may start (see `run.py`)."""
+    """The file in which a gateway writes how many calls may start."""
 
     @property
     def path(self) -> Path:

@@ -25,7 +25,7 @@ Admit = Callable[[ApiRequest], None]
 
 
 class RefusedLine(msgspec.Struct, frozen=True):
-    """A line of the request file that cannot be answered. `custom_id` is None if the id is missing or used before."""
+    """A line that cannot be answered. `custom_id` is None if it is missing or used before."""
 
     line: int
     custom_id: str | None
@@ -33,7 +33,7 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A checked request file. `custom_ids`: line number of each valid request by its `custom_id`, in file order."""
+    """`custom_ids`: line number of each valid request, in file order."""
 
     path: Path
     digest: str
@@ -85,7 +85,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
 
 
 def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiRequest]:
-    """Yield the valid requests of the file. Raises ConfigError if the file has changed since the check."""
+    """Yield the valid requests. Raises ConfigError if the file has changed since the check."""
     refused = {one.line for one in checked.refused}
     left = iter(checked.custom_ids.items())
     for line in read_lines(checked.path):
@@ -105,7 +105,7 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
 def parse_request_line(
     line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
 ) -> ApiRequest | RefusedLine:
-    """Return the request of a line, or the refused line. `seen`: line numbers of earlier requests by `custom_id`."""
+    """Return the request of a line, or why it is refused. `seen`: line numbers by `custom_id`."""
     custom_id: str | None = None
     try:
         fields = _object(line.data)

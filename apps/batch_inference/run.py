@@ -1,9 +1,7 @@
-"""Run one batch, from the request file to the answers.
-
-Each request is one call. The engine of a model batches concurrent calls.
+"""Run one batch. Each request is one call; the engine of a model batches concurrent calls.
 
 If a gateway started the batch, the limits of the user's API key apply: each call needs a permit from the gateway
-(`PermitFile`). While the gateway is stopped, such a batch starts no calls.
+(`PermitFile`).
 """
 
 from __future__ import annotations
@@ -65,9 +63,9 @@ def check(options: BatchOptions, *, json: bool) -> int:
 
 
 def run(options: BatchOptions, *, json: bool) -> int:
-    """Answer the requests of the file and return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C.
+    """Answer the requests, and return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C.
 
-    Raises StokerError for unusable input, and if no answer is possible. Earlier answers are kept in all cases.
+    Raises StokerError for unusable input. Earlier answers are kept in all cases.
     """
     checked, models = _checked(options)
     recipes = {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
@@ -213,7 +211,7 @@ def _headline(checked: CheckedFile) -> list[str]:
 
 
 class RequestSender:
-    """An iterable of the unanswered requests of one model. The iteration reads the requests from the file."""
+    """The unanswered requests of one model, read from the file."""
 
     def __init__(
         self, checked: CheckedFile, recipe: Recipe, *, models: ModelPaths, recipes: Recipes, log: RecordLog,
@@ -241,7 +239,7 @@ def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
 
 
 def convert_error_unless_fatal(error: Exception, *, line: int) -> ApiError:
-    """Return the API error of a failed call. Raise errors that stop the whole run, for example a lost session."""
+    """Return the API error of a failed call, or raise an error that stops the run."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error
@@ -269,13 +267,13 @@ class Permits:
         return True
 
     def end(self, tokens: int) -> None:
-        """Count a finished call and its tokens, and write the totals. Raises OSError if the file cannot be written."""
+        """Count a finished call and its tokens."""
         self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
         self._file.write_batch_use(self._use)
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """Run the calls of all jobs in order, as `run_calls` with `keep_errors` does. Each call waits for a permit."""
+    """Run the calls of all jobs in order, each with a permit, as `run_calls` with `keep_errors`."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

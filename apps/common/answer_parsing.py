@@ -26,7 +26,7 @@ from stoker.apps.common.xml_calls import XMLCallParser
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A function call in an answer. `arguments`: text that may be invalid JSON."""
+    """`arguments`: text that may be invalid JSON."""
 
     id: str
     name: str
@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class CallPart(msgspec.Struct, frozen=True):
-    """A part of function call number `index` of an answer. Only the first part of a call has an `id` and a `name`."""
+    """A part of function call number `index`. Only the first part has an `id` and a `name`."""
 
     index: int
     id: str
@@ -52,7 +52,7 @@ class AnswerDelta(msgspec.Struct, frozen=True):
 
 
 class AnswerParser:
-    """Parses one answer, piece by piece. `seed`: text from which the ids of calls are derived."""
+    """Parses an answer. `seed`: text from which ids of calls are derived."""
 
     def __init__(
         self, *, reasoning: ReasoningParser | None, calls: CallParser | None, seed: str, has_short_ids: bool
@@ -96,13 +96,9 @@ def tool_format(request: ApiRequest, template: str) -> ToolFormat:
 
 
 def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
-    """Return the parser of a request's answer; None if the whole answer is ordinary text.
+    """Return the parser of an answer, or None if it is ordinary text.
 
-    Args:
-
-        template: The model's chat template; empty without a template.
-        prompt: The prompt that the template made.
-        place: The index of the prompt in the request.
+    `template`: the chat template, or empty; `place`: index of the prompt in the request.
     """
     if request.endpoint is not Endpoint.CHAT:
         return None

@@ -1,7 +1,7 @@
 """The files through which `stoker batch` and a gateway communicate, and functions that write JSON lines.
 
-The gateway writes the number of calls that may start into the *permits* file. The batch writes the number of finished
-calls and their tokens into the *use* file next to the permits file. All numbers count from the start of the batch.
+The gateway writes how many calls may start into the *permits* file. The batch writes how many calls ended, and their
+tokens, into the *use* file. Numbers count from the start of the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 OK = 200
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters that are valid in JSON strings but end a line for some readers (`str.splitlines`)."""
+"""Characters in JSON strings that end a line for some readers (`str.splitlines`)."""
 
 
 class BatchUse(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class BatchUse(msgspec.Struct, frozen=True):
 
 
 class PermitFile:
-    """The permits file at `path`, and the use file next to it. The methods that write a file may raise OSError."""
+    """Methods that write may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class PermitFile:
 
 
 def encode_json_line(value: Any) -> bytes:
-    """Encode a value as one line of JSON, in which all Unicode line separators are escaped."""
+    """Encode a value as a line of JSON, with Unicode line separators escaped."""
     text = json.dumps(value, ensure_ascii=False)
     for character, escaped in _LINE_ENDS.items():
         text = text.replace(character, escaped)

@@ -1,4 +1,4 @@
-"""Make the calls of a run and yield their results, stop a run on signals, and show the progress of a single call."""
+"""Make the calls of a run, stop a run on signals, and show the progress of a call."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FailedCall(msgspec.Struct, frozen=True):
 
 
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
-    """Yield the results of the calls of all jobs as they arrive, with at most `window` calls of a job in flight.
+    """Yield the results of all jobs as they arrive, with at most `window` calls of a job in flight.
 
     Raises the error of a failed call. With `keep_errors`, yields a FailedCall instead.
     """
@@ -153,7 +153,7 @@ _LOOK_S = 0.5
 def call_with_progress(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
 ) -> Any | None:
-    """Call the app with a request on the context of a recipe, and show progress. Return None after Ctrl-C."""
+    """Call the app on the context of a recipe, and show progress. Return None after Ctrl-C."""
     with stop_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
@@ -181,7 +181,7 @@ def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
 
 
 def each_or_error(work: Callable[[Sequence[T]], Sequence[R]], inputs: Sequence[T]) -> tuple[list[R | None], list[str]]:
-    """Return the results of `work(inputs)`, and an empty text per input.
+    """Return the results of `work(inputs)`, with an empty text each.
 
     If a model refuses the inputs (ValueError), each input runs alone, and refused inputs get None and the reason.
     """

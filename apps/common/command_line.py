@@ -21,7 +21,7 @@ _FOLDER = click.Path(path_type=Path)
 
 
 class RunChoice(msgspec.Struct, frozen=True):
-    """How a user wants a run: its folder (`out`, or `resume` for an earlier run), and the form of its report."""
+    """The folder of a run (`out`, or `resume` for an earlier run), and the form of its report."""
 
     out: Path | None = None
     resume: Path | None = None
@@ -30,11 +30,10 @@ class RunChoice(msgspec.Struct, frozen=True):
 
 
 def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
-    """Add the options of a run to a command, which receives a RunChoice as `choice`, and only the options that are set.
+    """Add the options of a run to a command, which receives a RunChoice as `choice`, and the other options that are
+    set.
 
-    Args:
-        prefix: start of the run folder's name.
-        formats: formats of the results file; the first is the default.
+    `prefix`: start of the run folder's name; `formats`: of the results file, the default first.
     """
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
@@ -85,7 +84,7 @@ def resolve(
     """Combine defaults, the options of the resumed run, and the given options, which win.
 
     The paths of `files`, and an existing `model` path, become absolute, so that a run can be resumed from another
-    folder. Raises ConfigError for unreadable stored options.
+    folder.
     """
     here = dict(given)
     for name in (*files, "site", "model"):

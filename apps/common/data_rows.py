@@ -1,7 +1,7 @@
 """Read the input files of a run: a TOML file, and a data file with one item per row.
 
-Every pass over the rows reads the data file again, so the file may be larger than memory. The first pass, `check_rows`,
-keeps a checksum of each row (4 bytes), so no changed row reaches a model later.
+Every pass reads the data file again, so the file may be larger than memory. The first pass, `check_rows`, keeps a
+checksum of each row (4 bytes), so no changed row reaches a model later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class DataItem(msgspec.Struct, frozen=True):
-    """One row of a data file. `id`: name of the row; `place`: position of the row in the file, such as `line 7`."""
+    """`id`: name of the row; `place`: its position in the file, such as `line 7`."""
 
     id: str
     fields: dict[str, Any]
@@ -49,7 +49,7 @@ class DataRows(msgspec.Struct, frozen=True):
         return len(self.checksums)
 
     def __iter__(self) -> Iterator[DataItem]:
-        """Yield the rows in file order. Raises ConfigError if a row has changed since the check."""
+        """Raises ConfigError if a row has changed since the check."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
             item = _make_data_item(row, path=self.path, column=self.column)
@@ -71,13 +71,8 @@ def check_rows(
 ) -> DataRows:  # fmt: skip
     """Check the first `limit` rows of a file (0: all).
 
-    Args:
-        wanted: required columns, by the name of the part that requires them (`the prompt one`).
-        texts: require text or empty cells in these columns.
-        empty_means: the effect of an empty cell, for a note.
-
-    Raises:
-        ConfigError: for a file without rows, a row without a unique name, and a row without a required column.
+    `wanted`: required columns, by the part that requires them (`the prompt one`); `texts`: require text or empty cells
+    in these columns; `empty_means`: the effect of an empty cell, for a note. Raises ConfigError for unusable rows.
     """
     digest, checksums = hashlib.sha256(b"["), array("I")
     names: dict[str, int] = {}
@@ -129,7 +124,7 @@ def _refuse_repeated_id(names: dict[str, int], item: DataItem, row: Row, *, path
 
 
 def _empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: Path, texts: bool) -> Iterator[str]:
-    """Yield the wanted columns that are empty. Raises ConfigError for a missing column, or another value than text."""
+    """Yield the wanted columns that are empty. Raises ConfigError."""
     for who, columns in wanted.items():
         for name in columns:
             if name not in row.fields:
@@ -147,7 +142,7 @@ def _empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: Path,
 
 
 def read_toml(path: Path, shape: type[S], *, hint: str = "") -> S:
-    """Return a TOML file as a Struct. Raises ConfigError. `hint`: what to do if the file is missing."""
+    """`hint`: what to do if the file is missing. Raises ConfigError."""
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -158,7 +153,7 @@ def read_toml(path: Path, shape: type[S], *, hint: str = "") -> S:
 
 
 def refuse_duplicates(table: str, entries: Iterable[tuple[str, object]], *, file: Path) -> None:
-    """Raise ConfigError if two entries have the same name, or the same content, whose calls would run twice."""
+    """Raise ConfigError if two entries have the same name, or the same content."""
     names: dict[object, str] = {}
     for number, (name, content) in enumerate(entries, start=1):
         if name in names.values():

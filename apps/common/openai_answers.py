@@ -126,7 +126,7 @@ class WidthDiffers(ValueError):
 
 
 def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
-    """Return the prompts of a request; a conversation has one prompt. Raises TemplateRefused."""
+    """Return the prompts of a request; a conversation has one. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
         return request.ids or request.texts
     template = model.chat_template
@@ -141,7 +141,7 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
 
 
 def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
-    """Return the request with `sampling.adapter` set, if the requested model is one of the context's adapters."""
+    """Set `sampling.adapter` if the model is one of the context's adapters."""
     if request.model not in model.adapters:
         return request
     return replace(request, sampling=replace(request.sampling, adapter=request.model))

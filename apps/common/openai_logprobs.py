@@ -1,4 +1,4 @@
-"""Convert log-probabilities of tokens to OpenAI's two formats: one for conversations, one for completions."""
+"""Convert log-probabilities of tokens to OpenAI's formats for conversations and completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: text, log-probability (None: first token of a prompt), and the likeliest tokens with log-probabilities."""
+"""Per token: text, log-probability (None: first of a prompt), and the likeliest tokens with theirs."""
 Body = dict[str, Any]
 _LEAST_LOGPROB = -9999.0
 """OpenAI's value for an impossible token, because JSON has no infinity."""
@@ -25,7 +25,7 @@ def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
 
 
 def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
-    """Return log-probabilities in the format of a completion. `offset`: number of characters before the first token."""
+    """`offset`: number of characters before the first token."""
     if likelihoods is None:
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
@@ -54,6 +54,6 @@ def _bytes_of(token: str) -> bytes:
 
 
 def _named(token: str) -> str:
-    """Return a token as text, or in OpenAI's `bytes:` notation if the token is only a part of a character."""
+    """Return a token as text, or in OpenAI's `bytes:` notation for a part of a character."""
     raw = getattr(token, "raw", None)
     return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

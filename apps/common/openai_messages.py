@@ -1,6 +1,5 @@
-"""Parse the messages of a conversation in OpenAI's format.
-
-Clients send the messages of earlier answers again, so every message field of OpenAI's answers is accepted.
+"""Parse the messages of a conversation in OpenAI's format, with every field of earlier answers, which clients send
+again.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _IGNORED = frozenset(
         "provider_specific_fields", "cache_control", "logprobs", "finish_reason", "index",
     }
 )  # fmt: skip
-"""Message fields that never become part of a prompt: metadata of earlier answers, and annotations by clients."""
+"""Message fields that never become part of a prompt."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"function_call": ({},), "audio": ({},), "tool_calls": ([],)}
 
 
 def read_messages(messages: Any, ignored: Callable[[str], None]) -> tuple[ChatMessage, ...]:
-    """Parse messages. Raises RequestRefused. `ignored` is called with the name of each ignored field."""
+    """Parse messages. `ignored` receives the names of ignored fields. Raises RequestRefused."""
     if not isinstance(messages, list) or not messages:
         raise refused("messages", f"must be a list of messages, and is {shown(messages)}", "invalid_type")
     return tuple(_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))

@@ -45,10 +45,10 @@ class Endpoint(enum.Enum):
 class SamplingOptions(msgspec.Struct, frozen=True):
     """How the tokens of an answer are chosen, and where the answer ends.
 
-    `max_new_tokens`: 0 for no limit except the context length; `logprobs`: number of likeliest tokens to report per
-    token, -1 for no log-probabilities; `json_schema`: empty for any text; `engine_options`: further options by vLLM's
-    names; `form_field`: the request field that requires an output format; `adapter`: name of an adapter of the model;
-    `echo`: True if the answer begins with the prompt; `writes`: False if the answer is only the prompt.
+    `max_new_tokens`: 0 for no limit but the context length; `logprobs`: likeliest tokens to report per token, -1 for
+    none; `json_schema`: empty for any text; `engine_options`: further options by vLLM's names; `form_field`: the field
+    that requires an output format; `echo`: the answer begins with the prompt; `writes`: False if the answer is only the
+    prompt.
     """
 
     max_new_tokens: int = 0
@@ -66,12 +66,11 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """One checked request. `line`: line number in the request file, or 0 without a file.
+    """A checked request. `line`: its line in the request file, or 0.
 
-    Conversations have `messages`. Requests to other endpoints have `texts`, or `ids` (prompts as token ids). `packed`:
-    True for vectors in base64; `dimensions`: width of a vector, 0 for the model's; `template_options`: values for the
-    chat template; `tool_parser`, `reasoning_parser`: formats of the model's answers, empty to derive them from the chat
-    template; `pairs`: indices of texts that are scored together, empty to embed the texts.
+    Conversations have `messages`, other requests `texts`, or `ids` (prompts as token ids). `packed`: vectors in base64;
+    `dimensions`: width of a vector, 0 for the model's; `tool_parser`, `reasoning_parser`: empty to derive them from the
+    chat template; `pairs`: indices of texts that are scored together.
     """
 
     custom_id: str
@@ -169,12 +168,8 @@ def parse_request_body(
 ) -> ApiRequest:  # fmt: skip
     """Parse the body of a request.
 
-    Args:
-        max_tokens: the limit for a request without a limit; 0 is OpenAI's default.
-        ignored: called with the name of each ignored field.
-
-    Raises:
-        RequestRefused: its message begins with the field.
+    `max_tokens`: for a request without a limit, 0 for OpenAI's default; `ignored`: receives the names of ignored
+    fields. Raises RequestRefused, whose message begins with the field.
     """
     expect(body, dict, "body")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
@@ -257,7 +252,7 @@ def _read_template_options(body: Body) -> Iterable[tuple[str, Any]]:
 
 
 def _read_token_id_prompts(prompt: Any) -> tuple[TokenIds, ...]:
-    """Return the prompts as tuples of token ids, or an empty tuple if the prompts are texts."""
+    """Return prompts of token ids, or nothing if the prompts are texts."""
     if not isinstance(prompt, list) or not prompt or not any(isinstance(each, int | list) for each in prompt):
         return ()
     prompts = prompt if isinstance(prompt[0], list) else [prompt]
@@ -322,7 +317,7 @@ def _read_logprob_count(body: Body, endpoint: Endpoint) -> int:
 
 
 def _form(body: Body) -> tuple[str, str, Any]:
-    """Return the field that sets an output format, the engine option, and its value; all empty if none is set."""
+    """Return the field that sets an output format, the engine option, and its value, or three times nothing."""
     asked = [(name, name.removeprefix("guided_"), body[name]) for name in body if name.startswith("guided_")]
     outputs = expect(body.get("structured_outputs", {}), dict, "structured_outputs")
     for name, value in outputs.items():

@@ -1,7 +1,6 @@
 """The tools of a request: the functions that a model may call, and the JSON schema of a required call.
 
-As in vLLM, a required call is an object with the arguments of the named function, or a list of objects with `name` and
-`parameters`.
+As in vLLM, a required call is the arguments of the named function, or a list of objects with `name` and `parameters`.
 """
 
 from __future__ import annotations

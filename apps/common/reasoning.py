@@ -1,7 +1,7 @@
-"""Separate a model's reasoning from its answer, piece by piece during generation.
+"""Separate a model's reasoning from its answer, piece by piece.
 
-A model writes its reasoning between two marks before its answer. Some chat templates write the first mark at the end of
-the prompt. Blank lines around the reasoning are dropped.
+A model writes its reasoning between two marks. Some chat templates write the first mark at the end of the prompt. Blank
+lines around the reasoning are dropped.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ REASONING: Mapping[str, ReasoningMarks] = {
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>"),
 }
-"""Start and end marks of the reasoning, by the name of vLLM's parser."""
+"""By the name of vLLM's parser."""
 NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
 def detect_reasoning_marks(template: str) -> str:
-    """Return the name of the reasoning marks that a chat template contains, or `none` if it contains no marks."""
+    """Return the name of the marks in a chat template, or `none`."""
     found = (name for name, marks in REASONING.items() if marks.end in template)
     return next(found, NO_REASONING)
 
 
 class Thoughts(msgspec.Struct, frozen=True):
-    """The two parts of a parsed piece of text: the reasoning, and the text of the answer after the reasoning."""
+    """A piece of text, as reasoning and as text after it."""
 
     reasoning: str = ""
     text: str = ""
 
 
 class ReasoningParser:
-    """Separates the reasoning in one answer from the text. `prompt`: the prompt, which may end with the first mark."""
+    """`prompt`: may end with the first mark."""
 
     def __init__(self, marks: ReasoningMarks, *, prompt: str) -> None:
         self._marks = marks
@@ -50,7 +50,7 @@ class ReasoningParser:
         self._is_first = not self._is_reasoning
         """True while the answer may still begin with the first reasoning mark."""
         self._is_blank = True
-        """True while the reasoning, or the answer after the reasoning, contains only blanks."""
+        """True while the reasoning, or the answer after it, is blank."""
         self._held = ""
 
     def feed(self, text: str) -> Thoughts:
@@ -65,7 +65,7 @@ class ReasoningParser:
         return Thoughts(reasoning=held.rstrip()) if self._is_reasoning else Thoughts(text=held)
 
     def _begins(self) -> bool:
-        """Return False if more text is needed to decide whether the answer begins with the first mark."""
+        """Return False if more text must show whether the answer begins with the mark."""
         said = self._held.lstrip()
         if said.startswith(self._marks.begin):
             self._is_reasoning, self._held = True, said.removeprefix(self._marks.begin)

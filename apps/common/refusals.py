@@ -1,4 +1,4 @@
-"""Errors of requests in OpenAI's format, and functions that check JSON values and raise these errors."""
+"""Errors of requests in OpenAI's format, and checks of JSON values that raise them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """The reason why a request has no answer, as an OpenAI error. `param`: path of the invalid field in the body."""
+    """An OpenAI error. `param`: path of the invalid field in the body."""
 
     message: str
     type: str = "invalid_request_error"

@@ -41,7 +41,7 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The definition of a run. Runs of one `app` with equal `parameters` are the same run.
 
-    `key`: fields that identify a result; `again`: command that resumes the run (empty: the command with `--resume`).
+    `key`: fields that identify a result; `again`: command that resumes the run (empty: with `--resume`).
     """
 
     app: str
@@ -59,8 +59,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """Statistics of one attempt to complete a run: the number of results `kept` from earlier attempts and `made` in
-    this attempt, calls, tokens, and facts about the contexts. `origin`: how the model was loaded.
+    """Statistics of an attempt: results `kept` from earlier attempts and `made`, calls, tokens, and facts about
+    contexts. `origin`: how the model was loaded.
     """
 
     wall_s: float = 0.0
@@ -75,7 +75,7 @@ class Attempt(msgspec.Struct):
 
     @property
     def rate(self) -> float:
-        """Results per second of the attempt, including the start of the session and the loading of models."""
+        """Results per second, including the start of the session and loads."""
         return self.made / self.wall_s if self.wall_s else 0.0
 
     @property
@@ -86,7 +86,6 @@ class Attempt(msgspec.Struct):
         }  # fmt: skip
 
     def format_throughput_line(self, noun: str) -> str:
-        """Return a line such as `300 texts in 2 s, 150.0 texts/s and 3,000 tokens/s on 1 device; 1 load of 3 s`."""
         facts, wall_s = self.facts, self.wall_s
         return (
             f"  {count(self.made, noun)} in {show_seconds(wall_s)}, {self.made / wall_s:,.1f} {noun}s/s and"
@@ -149,17 +148,10 @@ class OpenRun:
         self, name: str, write: Callable[[Path], None], *, noun: str, lacks: str, first: str, more: dict[str, Any],
         figures: dict[str, Any], report: Iterable[str],
     ) -> Outcome:  # fmt: skip
-        """Write the summary and the results file of a run with a row for each item, and return the outcome.
+        """Write the summary and the results file of a run with a row per item.
 
-        Args:
-            name: Name of the results file.
-            write: Writes the results file.
-            noun: Name of an item.
-            lacks: What a failed item lacks.
-            first: The first error, with its place.
-            more: Further fields of the summary.
-            figures: Figures of the attempt, for the summary.
-            report: Lines before the name of the results file.
+        `name`, `write`: the results file; `lacks`: what a failed item lacks; `first`: the first error; `more`: further
+        fields of the summary; `figures`: of the attempt; `report`: lines before the name of the results file.
         """
         errors, total = len(self.failed), self.spec.total
         summary = {f"{noun}s": total, "errors": errors, **more, "attempt": {**figures, **self.attempt.figures}}

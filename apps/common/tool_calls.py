@@ -39,14 +39,12 @@ class CallParser(Protocol):
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """The format in which a family of models writes function calls.
+    """How a family of models writes function calls.
 
-    begin, end: The marks around a call; an empty `end`: no mark.
-    is_bare: An answer that begins with JSON is also a call, provided that it names a function of the request.
-    has_name_first: The name may precede the arguments, outside of JSON: `name[ARGS]{…}`.
-    has_short_ids: The chat template only accepts call ids of nine letters and digits.
-    is_xml: Arguments are tags (`xml_calls.py`).
-    templates: Texts that identify the format in a chat template.
+    `begin`, `end`: the marks around a call, or an empty `end`; `is_bare`: an answer that begins with JSON is also a
+    call, if it names a function of the request; `has_name_first`: the name may precede the arguments, `name[ARGS]{…}`;
+    `has_short_ids`: ids of calls have nine letters and digits; `is_xml`: arguments are tags (`xml_calls.py`);
+    `templates`: texts that identify the format in a chat template.
     """
 
     begin: str = ""
@@ -67,9 +65,9 @@ FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(is_bare=True),
 }
-"""Tool-call formats by the names of vLLM's parsers, in order of detection. If no format is detected, `json` is used."""
+"""By the names of vLLM's parsers, in order of detection; `json` if none is detected."""
 PLAIN_FORMAT = "hermes"
-"""The format that a system text explains to models whose chat template does not support tools."""
+"""The format that is explained to models whose chat template does not support tools."""
 
 
 def detect_tool_call_format(template: str) -> str:
@@ -92,13 +90,7 @@ _SEPARATORS = ",;]" + string.whitespace
 
 
 class ToolCallParser:
-    """Parses answers in one format.
-
-    Args:
-        format: The format of calls.
-        names: The functions of the request.
-        only_first: Ignore further calls (`parallel_tool_calls` is false).
-    """
+    """Parses answers in one format. `names`: functions of the request; `only_first`: ignore further calls."""
 
     def __init__(self, format: ToolFormat, names: Collection[str], *, only_first: bool = False) -> None:
         self._format = format
@@ -315,7 +307,7 @@ class ToolCallParser:
 
 
 class NamedCallParser:
-    """Parses answers that contain only the arguments of the requested function."""
+    """For answers that are the arguments of the requested function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -340,6 +332,6 @@ def _decode_json_string(word: str) -> str:
 
 
 def suffix_overlap_length(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
+    """Return the length of the longest suffix of `text` that begins `mark`."""
     longest = min(len(text), len(mark) - 1)
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)

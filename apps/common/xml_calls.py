@@ -24,23 +24,17 @@ _LONGEST_OPENING = 300
 
 
 class XMLCallParser:
-    """Parses answers with calls in tags.
-
-    Args:
-        parameters: The schema of each function's parameters.
-        only_first: Ignore further calls (`parallel_tool_calls` is false).
-    """
+    """`parameters`: schemas by function; `only_first`: ignore further calls."""
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]], *, only_first: bool = False) -> None:
         self._parameters = parameters
         self._only_first = only_first
         self._held = ""
         self._name = ""
-        """Name of the function whose call is being parsed; empty outside of a call."""
+        """Function of the current call; empty outside of a call."""
         self._count = 0
         self._has_arguments = False
         self._follows_call = False
-        """True while only blanks and the end mark have followed the last call."""
         self._text: list[str] = []
         self._calls: list[CallDelta] = []
 
@@ -65,7 +59,7 @@ class XMLCallParser:
         return found
 
     def _in_text(self) -> bool:
-        """Release ordinary text, and return True if a function call begins in the held text."""
+        """Release text, and return True if a call begins in the held text."""
         if self._follows_call:
             self._held = self._held.lstrip().removeprefix(_MARK_END).lstrip()
             if _MARK_END.startswith(self._held):
@@ -83,7 +77,7 @@ class XMLCallParser:
         return False
 
     def _in_call(self) -> bool:
-        """Parse one parameter or the end of the call. Return False if more text is needed first."""
+        """Parse a parameter or the end of the call. Return False if more text is needed."""
         if found := _PARAMETER.match(self._held):
             key, value = found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")
             encoded = str(msgspec.json.encode(key), "utf-8") + ": " + self._json(key, value)

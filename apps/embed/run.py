@@ -46,7 +46,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
 
 
 def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: Records) -> None:
-    """Write the columns `id`, `embedding` (list of float32, or null) and `error` (empty if the row has a vector)."""
+    """Write `id`, `embedding` (list of float32, or null) and `error` (empty if the row has a vector)."""
     import pyarrow  # the import takes 0.25 s
     import pyarrow.parquet
 
@@ -115,9 +115,9 @@ _LEAST_CALLS_AHEAD = 32
 
 
 def run(given: dict[str, Any], choice: RunChoice) -> int:
-    """Embed the texts of the file and return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C.
+    """Embed the texts, and return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C.
 
-    Raises StokerError for unusable input and for a failed call. Earlier vectors are kept in all cases.
+    Raises StokerError for unusable input and a failed call. Earlier vectors are kept in all cases.
     """
     options = resolve(EmbedOptions, given, app=APP, resume=choice.resume, files=("data",))
     for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):

@@ -9,8 +9,8 @@ COMPILED: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
 
 
 class LengthsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one profile. An empty string selects the default. `text`: name of the column with the texts;
-    `step`: difference between two measured lengths in tokens (0 = the model's choice).
+    """An empty string selects the default. `text`: column of the texts; `step`: tokens between two lengths, 0 = the
+    model's choice.
     """
 
     model: str = ""

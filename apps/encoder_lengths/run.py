@@ -1,4 +1,4 @@
-"""Measure one profile. Print the latency by length, the recommended runtime lengths, and the code that uses them."""
+"""Measure a profile, and print the latency by length, the recommended lengths, and code that uses them."""
 
 from __future__ import annotations
 
@@ -93,10 +93,7 @@ _READ_ROWS = 200_000
 
 
 def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
-    """Return a uniform sample of the texts in a file's first rows.
-
-    Raises ConfigError for a file without texts, and for a row without the column.
-    """
+    """Return a uniform sample of the texts in a file's first rows. Raises ConfigError."""
     chance, found, count = random.Random(seed), list[str](), 0
     for row in itertools.islice(read_rows(path), _READ_ROWS):
         text = _text(row, column, path=path)

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The input of one call: prompts that start with `prefix` and end with one of `texts`.
-
-    `words`: possible answers; `tensor_batch`: maximum number of texts per tensor.
+    """Prompts that start with `prefix` and end with one of `texts`, and possible answers (`words`). `tensor_batch`:
+    texts per tensor.
     """
 
     number: int

@@ -49,9 +49,9 @@ class VerificationCall(msgspec.Struct, frozen=True):
 
 
 def run(given: dict[str, Any], choice: RunChoice) -> int:
-    """Run fact verification and print a report. Return the exit status: 0, or 130 after Ctrl-C.
+    """Run fact verification, and return the exit status: 0, or 130 after Ctrl-C.
 
-    Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
+    Raises StokerError for unusable input and a failed call. Earlier results are kept in all cases.
     """
     options = resolve(VerificationOptions, given, app=APP, resume=choice.resume, files=("claims", "prompts"))
     everything = read_claims(options.claims_path)

@@ -1,4 +1,4 @@
-"""The model endpoints: parse a request, admit or refuse the request, run its calls, and answer in OpenAI's format.
+"""The model endpoints: parse a request, admit or refuse it, run its calls, and answer in OpenAI's format.
 
 Each of the `n` choices of each prompt is an independent call.
 """
@@ -77,14 +77,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def parse_responses_request(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request to `/v1/responses`. Raises RequestRefused."""
     chat, repeated = chat_request(parse_json_object(data), ignored=ignored)
     asked = parse_model_request(msgspec.json.encode(chat), endpoint=Endpoint.CHAT, name=name, ignored=ignored)
     return msgspec.structs.replace(asked, repeated=repeated)
 
 
 def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request. Raises RequestRefused. `name` seeds random draws if the request has no seed."""
+    """Parse the body of a request. `name` seeds random draws if the request has no seed."""
     body = parse_json_object(data)
     is_completion = endpoint is Endpoint.COMPLETIONS
     own = {key: body.pop(key) for key in (*_OWN, *(["best_of"] if is_completion else [])) if key in body}
@@ -119,7 +118,7 @@ def set_request_parsers(asked: Asked, settings: ModelSettings) -> Asked:
 
 
 def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
-    """Estimate how many tokens a request reads (one per four characters) and writes, if its client disconnects."""
+    """Estimate the tokens that a request reads (one per four characters) and writes, if its client disconnects."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
@@ -139,7 +138,7 @@ def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
 
 
 def _choices(request: ApiRequest, prompts: int, number: int, *, logprobs: int) -> Iterable[ApiRequest]:
-    """Yield the requests of all choices. Choices of one prompt are adjacent, and each choice has the next seed."""
+    """Yield the requests of all choices, grouped by prompt. Each choice has the next seed."""
     for place in range(prompts * number):
         sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.seed + place, logprobs=logprobs)
         own = slice(place // number, place // number + 1)
@@ -147,7 +146,7 @@ def _choices(request: ApiRequest, prompts: int, number: int, *, logprobs: int) -
 
 
 def likeliest(choices: Sequence[Choice], *, per_prompt: int, best: int) -> list[Choice]:
-    """Return the `best` choices of each prompt, by the mean log-probability of their generated tokens."""
+    """Return the `best` choices of each prompt, by the mean log-probability of their new tokens."""
     prompts = (choices[start : start + per_prompt] for start in range(0, len(choices), per_prompt))
     return [choice for each in prompts for choice in sorted(each, key=_mean_logprob, reverse=True)[:best]]
 
@@ -180,7 +179,6 @@ def _allowed_wait_s(request: Request) -> float | None:
 
 
 _AGAIN_S = 10.0
-"""Seconds in the header `Retry-After` while the session's journal cannot be written."""
 _RETRY_HINT = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
@@ -232,7 +230,7 @@ class Answering:
     def __init__(
         self, models: ServedModels, watch: SessionWatch, hold: HoldRequest, metrics: GatewayMetrics, *, most_bytes: int
     ) -> None:
-        """`hold`: function that starts a request of a key, or raises TryLater if a limit of the key is reached."""
+        """`hold`: starts a request of a key, or raises TryLater."""
         self._models = models
         self._watch = watch
         self._hold = hold
@@ -256,7 +254,7 @@ class Answering:
     async def answer(
         self, request: Request, endpoint: Endpoint, caller: Caller, *, read: Callable[..., Asked] | None = None
     ) -> Response:
-        """Answer a request. Raises RequestRefused, ClientLeft, and errors of calls. `read`: the parser of the body."""
+        """`read`: the parser of the body. Raises RequestRefused, ClientLeft, and errors of calls."""
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
@@ -363,7 +361,7 @@ class Answering:
         return (await self._watch.facts(model)).hot > 0
 
     async def _waits_for(self, model: ServedModel) -> str:
-        """Return why a stream has not started, without names of hosts, jobs or folders."""
+        """Say why a stream has not started, without names of hosts, jobs or folders."""
         facts = await self._watch.facts(model)
         if self._watch.journal_trouble:
             return "the session's journal cannot be written now"

@@ -23,12 +23,12 @@ from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_j
 
 DAY_S = 86_400
 KEPT_S = 30 * DAY_S
-"""Seconds after which files and batches are deleted: 30 days, as at OpenAI."""
+"""Files and batches are deleted after 30 days, as at OpenAI."""
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A stored file. `owner`: name of the API key that created the file; empty if the gateway has no keys."""
+    """`owner`: name of the API key that created the file; empty if the gateway has no keys."""
 
     id: str
     owner: str
@@ -51,7 +51,7 @@ class FileStore:
         self._folder = folder
 
     def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Store bytes, or a copy of a file. Raises OSError without storing a file."""
+        """Store bytes, or a copy of a file."""
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
@@ -128,7 +128,7 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _SUCCESS_MARK = b'"response":{"status_code":200'
-"""Bytes in the log line of each answered request. These bytes do not occur in JSON strings, which escape quotes."""
+"""Bytes in the log line of each answer, which JSON strings cannot contain."""
 
 
 def write_batch_output_files(
@@ -136,7 +136,7 @@ def write_batch_output_files(
 ) -> tuple[int, int]:
     """Write the output files of a batch from its log and its input file. Return the numbers of answers and errors.
 
-    A request without an answer gets a line in `errors` with this code and message.
+    Unanswered requests get this code and message.
     """
     seen: set[str] = set()
     completed = 0
@@ -179,7 +179,7 @@ def copy_errors_for_client(errors: Path, out: Path) -> None:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, one per line. Skip other lines. A missing file counts as empty."""
+    """Yield the JSON objects of a file, one per line. Other lines and a missing file are skipped."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -204,7 +204,6 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 def read_batch(data: bytes) -> BatchRequest:
-    """Parse the body of a request for a batch. Raises RequestRefused."""
     body = parse_json_object(data)
     for name in body.keys() - _BATCH_FIELDS:
         raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")

@@ -1,11 +1,10 @@
 """The process of an open batch: find or stop it, retry failed steps, and apply the limits of the batch's key.
 
-A step that fails because of a full disk or too many open files is retried after a growing pause.
+A step that fails for lack of disk space or file descriptors is retried after a growing pause.
 
-The `stoker batch` process of a batch gets permits from the gateway (`batch_inference/run.py`), within
-`KeyLimits.limits_for_batches`. If the key or its group has a token limit, the maximum number of running requests is the
-number of tokens left for this minute, divided by the mean tokens per finished request. Each batch may run at least one
-request.
+The `stoker batch` process gets permits from the gateway, within `KeyLimits.limits_for_batches`. With a token limit, as
+many requests run as the tokens left for this minute allow, by the mean tokens per finished request, but at least one
+per batch.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class MonitoredBatch:
         self.waits = ""
         """Why the last step is retried; empty after a success."""
         self.child: asyncio.subprocess.Process | None = None
-        """The `stoker batch` process, if this gateway started it."""
+        """The process, if this gateway started it."""
         self.process: psutil.Process | None = None
-        """The `stoker batch` process, if an earlier gateway started it."""
+        """The process, if an earlier gateway started it."""
         self.given: dict[str, str] = {}
-        """Ids of the stored output files, by file name."""
+        """Ids of stored output files, by name."""
         self.pacing: asyncio.Task[None] | None = None
         self._retry_now = asyncio.Event()
 
@@ -54,7 +53,7 @@ class MonitoredBatch:
         return self.child is not None or self.process is not None
 
     async def wait_for_process_end(self) -> int | None:
-        """Wait until the process ends. Return the exit code if this gateway started the process."""
+        """Return the exit code if this gateway started the process."""
         code = await self.child.wait() if self.child is not None else None
         while _is_possibly_running(self.process):
             await asyncio.sleep(_END_CHECK_S)
@@ -62,7 +61,7 @@ class MonitoredBatch:
         return code
 
     async def retry_until_done(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Run a step. Retry the step after a pause while it raises OSError."""
+        """Run a step, and again after a pause while it raises OSError."""
         pause_s = PAUSE_S
         while True:
             self._retry_now.clear()
@@ -82,7 +81,6 @@ class MonitoredBatch:
         self._retry_now.set()
 
     def stop(self) -> None:
-        """Terminate the process. The answers of the batch are kept."""
         with suppress(psutil.Error, ProcessLookupError):
             if process := self.child or self.process:
                 process.terminate()
@@ -95,7 +93,7 @@ class MonitoredBatch:
 
 
 def find_process(run: Path) -> psutil.Process | None:
-    """Return this user's `stoker batch` process of a run folder: the oldest process, because later ones are forks."""
+    """Return this user's `stoker batch` process of a run folder: the oldest, because later ones are its forks."""
     found = [
         process
         for process in psutil.process_iter(["cmdline", "create_time", "uids"])
@@ -106,7 +104,7 @@ def find_process(run: Path) -> psutil.Process | None:
 
 
 def _is_possibly_running(process: psutil.Process | None) -> bool:
-    """Return False only if the process has certainly ended. The check may fail for lack of file descriptors."""
+    """False only if the process has certainly ended. The check may fail for lack of file descriptors."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -117,11 +115,11 @@ def _is_possibly_running(process: psutil.Process | None) -> bool:
 
 _GRANT_EVERY_S = 0.2
 _MOST_AHEAD = 256
-"""Maximum number of requests of one batch that run or wait simultaneously."""
+"""Maximum number of requests of a batch in flight."""
 
 
 class BatchPace:
-    """Grants permits to one batch. `owner`: the name of the batch's key."""
+    """Grants permits to one batch. `owner`: name of its key."""
 
     def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
         self._file = PermitFile(file)
@@ -136,7 +134,7 @@ class BatchPace:
         self._file.reset()
 
     def find(self, *, left: int) -> None:
-        """Take over the permits of a process that an earlier gateway started. `left`: number of unanswered requests."""
+        """Take over the permits of an earlier gateway. `left`: number of unanswered requests."""
         self._allowed = self._file.allowed(known=0)
         self._use = self._file.use(known=self._use)
         self._most = self._use.ended + left
@@ -186,7 +184,7 @@ class BatchPace:
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
     def _has_room(self, caller: Caller) -> bool:
-        """True if the tokens left for this minute allow one more request. A first request may always run."""
+        """True if the tokens left for this minute allow one more request, or none is running."""
         if not self._held:
             return True
         if len(self._held) >= _MOST_AHEAD:

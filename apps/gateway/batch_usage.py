@@ -13,7 +13,6 @@ from stoker.apps.common.batch_state import OK
 from stoker.apps.gateway.usage import UsageCount
 
 _MOST_BYTES = 8_000_000
-"""Maximum number of bytes to read from a log in one call."""
 
 
 class _Tokens(msgspec.Struct):
@@ -32,7 +31,7 @@ class _Response(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """A line of an output file or of a log. A line of a log contains the output line in its field `line`."""
+    """A line of an output file, or of a log, which contains the output line in its field `line`."""
 
     custom_id: str | None = None
     response: _Response | None = None
@@ -45,11 +44,7 @@ class _BatchRequest(msgspec.Struct):
 
 
 class BatchReader:
-    """Counts the requests and tokens of one batch.
-
-    `requests`: the input file; `log`: file with the answers of the running batch; `models`: names of the models to
-    count.
-    """
+    """`requests`: the input file; `log`: the answers of the running batch; `models`: the models to count."""
 
     def __init__(self, requests: Path, log: Path, *, models: Collection[str]) -> None:
         self.totals: dict[str, UsageCount] = {}
@@ -60,7 +55,7 @@ class BatchReader:
         self._requested_models: Mapping[str, str] | None = None
 
     def read_log(self) -> bool:
-        """Add new lines of the log. Return True if more lines may follow immediately. Raises OSError."""
+        """Add new lines of the log. Return True if more may follow immediately."""
         lines = []
         with suppress(FileNotFoundError), self._log.open("rb") as log:
             log.seek(self._at)
@@ -77,7 +72,7 @@ class BatchReader:
         return bool(lines)
 
     def read_files(self, *files: Path) -> None:
-        """Replace the counts from the log by the counts from these output files. Raises OSError."""
+        """Count these output files instead of the log."""
         self.totals = {}
         for file in files:
             with suppress(FileNotFoundError), file.open("rb") as lines:
@@ -100,7 +95,7 @@ class BatchReader:
             self.totals.setdefault(model, UsageCount()).add(count)
 
     def _asked_model(self, custom_id: str) -> str:
-        """Return the model of a request from the input file, because an error does not name the model."""
+        """Return the model from the input file, because an error does not name it."""
         if self._requested_models is None:
             self._requested_models = dict(_read_requested_models(self._requests))
         return self._requested_models.get(custom_id, "")

@@ -1,6 +1,6 @@
 """`/v1/batches`: each batch is a `stoker batch` process that joins the gateway's session.
 
-The folder of a batch contains its state. The next gateway finds the running process of a batch, or starts a new one.
+The next gateway finds the running process of a batch, or starts a new one.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ _EARLY_ENDS = {
     "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
 }
-"""The outcome of a batch that ends early, by the status of the batch before its end: the final status, and the error
-code and message for unanswered requests.
+"""The outcome of a batch that ends early, by its status before: the final status, and the error of unanswered requests.
 """
 _WINDOW_LOOK_S = 30.0
 _COUNT_EVERY_S = 1.0
 _LOG = "results.jsonl.part"
-"""Name of the file in the run folder that contains the answers of a running batch."""
+"""The answers of a running batch, in its run folder."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _EXIT_CODES_WITH_FILES = (0, 1)
-"""Exit codes of a `stoker batch` process that wrote its output files. Code 1: some requests have no answer."""
+"""Exit codes after which there are output files. 1: some requests have no answer."""
 
 
 class GatewayBatch(msgspec.Struct):
@@ -99,7 +98,7 @@ class Batches:
         self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None,
         usage: UsageRecorder | None = None, names: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """`guard`: None if keys have no limits. `usage`: recorder of the requests for the models `names`."""
+        """`guard`: None if keys have no limits; `usage`: counts the requests for the models `names`."""
         self._folder = folder
         self.files = files
         self._models = models
@@ -120,7 +119,7 @@ class Batches:
             self._follow(id)  # after an OSError, the task reads the file again
 
     async def leave(self) -> None:
-        """Stop the running batches. The next gateway resumes them."""
+        """Stop the batches, which the next gateway resumes."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -141,7 +140,7 @@ class Batches:
         return batch
 
     def get(self, id: str, *, owner: str) -> GatewayBatch:
-        """Return a batch of this owner with its progress. Raises RequestRefused (404)."""
+        """Return a batch of this owner with its progress. Raises RequestRefused."""
         found = self._read(id) if _ID.fullmatch(id) else None
         if found is None or found.owner != owner:
             raise RequestRefused(f"there is no batch {id!r:.80}", param="id", code="batch_not_found", status=404)
@@ -157,7 +156,7 @@ class Batches:
         return sorted(own, key=lambda one: one.created_at, reverse=True)
 
     def cancel(self, id: str, *, owner: str) -> GatewayBatch:
-        """Stop a batch and keep its answers so far. Raises RequestRefused (404, or 409 if the batch has ended)."""
+        """Stop a batch and keep its answers so far. Raises RequestRefused."""
         batch = self.get(id, owner=owner)
         if batch.status not in _OPEN:
             raise RequestRefused(f"batch {id} is {batch.status}", param="id", code="batch_is_over", status=409)
@@ -202,7 +201,7 @@ class Batches:
             raise
 
     async def _start(self, followed: MonitoredBatch) -> None:
-        """Find or start the process of a batch. After an OSError, call this method again."""
+        """Find or start the process of a batch. Call again after an OSError."""
         self._expire(followed)
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
@@ -242,7 +241,7 @@ class Batches:
                 followed.pacing = None
 
     async def _count(self, id: str) -> None:
-        """Count the requests and tokens of a running batch until this task is cancelled."""
+        """Count requests and tokens until this task is cancelled."""
         batch = None
         with contextlib.suppress(OSError):
             batch = self._read(id)
@@ -276,7 +275,7 @@ class Batches:
             followed.stop()
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """Return the BatchPace of a batch, or None if its key has no limits. A deleted key gets no permits."""
+        """None if the key of the batch has no limits. A deleted key gets no permits."""
         if self._guard is None or self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_by_key_name(batch.owner)
@@ -290,7 +289,7 @@ class Batches:
         return batch.total
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Start the `stoker batch` process of a batch. The process continues if the gateway is killed."""
+        """Start the process of a batch, which continues if the gateway is killed."""
         requests = str(self.files.data(batch.input_file_id))
         words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
@@ -303,9 +302,8 @@ class Batches:
             )  # fmt: skip
 
     async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
-        """Store the outcome of a batch whose process has ended. Return False if the process must start again.
-
-        `code`: exit code, None if unknown.
+        """Store the outcome of a batch, or return False if its process must start again. `code`: exit code, None if
+        unknown.
         """
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
@@ -381,7 +379,7 @@ class Batches:
 
 
 def _checked(path: Path, endpoint: str) -> tuple[int, str]:
-    """Return the number of requests in a file, and why the file is invalid for this endpoint (empty if valid)."""
+    """Return the number of requests, and why the file is invalid for this endpoint (empty if valid)."""
     total = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

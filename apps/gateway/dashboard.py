@@ -94,18 +94,8 @@ class Dashboard:
 
 
 def show(session_id: str, *, host: str, port: int, uds: str, as_json: bool, screen: Screen) -> int:
-    """Serve the page of a session until Ctrl-C. Return the exit status.
-
-    Args:
-        session_id: Empty for the session that `stoker status` shows.
-        port: 0 for the first free port.
-        uds: Path of a Unix socket; empty for a TCP port.
-        as_json: True to print the address as one JSON document, and readable text to stderr.
-        screen: Where to print the address.
-
-    Raises:
-        SessionError: There is no such session, or its state cannot be read.
-        ConfigError: The address cannot be used.
+    """Serve the page of a session until Ctrl-C, and return the exit status. An empty `session_id` or a port of 0
+    selects the default. Raises SessionError, ConfigError.
     """
     keys = KeyFile.usual()
     listener = open_listener(host, port, uds, keys=keys, first=FIRST_PAGE_PORT)

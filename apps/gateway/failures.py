@@ -1,4 +1,4 @@
-"""Convert errors of calls to OpenAI errors with an HTTP status for the client, and write the causes to the log."""
+"""Convert errors of calls to OpenAI errors for the client, and write the causes to the log."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BUSY_S = 5.0
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The error for a client, and the seconds after which the client may retry (0: not stated)."""
+    """The error for a client. `retry_after_s`: 0 if not stated."""
 
     error: ApiError
     retry_after_s: float = 0.0
 
 
 class TryLater(RequestRefused):
-    """A temporary refusal. `retry_after_s`: seconds until a retry, 0: unknown; `why`: the cause, only for the log."""
+    """A temporary refusal. `retry_after_s`: 0 if unknown; `why`: the cause, only for the log."""
 
     def __init__(
         self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
@@ -90,7 +90,7 @@ _OWN_FAULT = 500
 
 
 def log_failure(error: BaseException, request: Request) -> None:
-    """Log why a request failed, unless the answer states the whole cause. Unexpected errors get a traceback."""
+    """Log why a request failed, unless the answer states the whole cause."""
     if isinstance(error, RequestRefused) and not (isinstance(error, TryLater) and error.why):
         return
     why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The metrics of a gateway's requests for Prometheus, and the figures of its models for other displays."""
+"""The metrics of a gateway's requests for Prometheus, and the figures of its models."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _NO_OBJECTIVES = Objectives()
 _REFUSED = ("rate_limit_error", "overloaded")
 """Error types of requests that exceed a limit or would be answered too late."""
 _CLIENT_CLOSED = "499"
-"""HTTP status that is counted for a request whose client has disconnected, as in nginx."""
+"""HTTP status of a request whose client has disconnected, as in nginx."""
 
 
 Sample = tuple[str, str, tuple[tuple[str, str], ...], float]
-"""One Prometheus sample: name of the metric family, name of the sample, labels, and value."""
+"""Metric family, name of the sample, labels, and value."""
 
 
 def summed(samples: Iterable[Sample]) -> list[Sample]:
-    """Add up samples of several processes. For creation times of counters, take the first time."""
+    """Add up samples of several processes. Counters were created at the first time."""
     sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
     for family, name, labels, value in samples:
         key = (family, name, labels)
@@ -45,7 +45,7 @@ def summed(samples: Iterable[Sample]) -> list[Sample]:
 
 
 class _SummedRegistry:
-    """A Prometheus registry that adds the samples of other processes to its own samples."""
+    """Adds the samples of other processes to those of a registry."""
 
     def __init__(self, registry: CollectorRegistry, others: Sequence[Sample]) -> None:
         self._registry = registry
@@ -63,7 +63,7 @@ class _SummedRegistry:
 
 
 class GatewayMetrics:
-    """Metrics of requests for Prometheus. A metric that vLLM also has gets vLLM's name, with `stoker_` for `vllm:`."""
+    """Metrics of requests. A metric that vLLM also has gets vLLM's name, with `stoker_` for `vllm:`."""
 
     def __init__(self, usage: UsageRecorder | None = None) -> None:
         self._usage = usage or UsageRecorder()
@@ -119,7 +119,7 @@ class GatewayMetrics:
         self.errors.labels(str(status)).inc()
 
     def count_late_refusal(self, model: ServedModel, error: BaseException) -> bool:
-        """Count an error if it refuses a request that would be late. Return False for other errors."""
+        """Count an error if it refuses a late request, else return False."""
         is_late = refusal_of(error).error.code == OBJECTIVE_UNREACHABLE
         if is_late:
             model.meter.refused += 1
@@ -148,11 +148,11 @@ class GatewayMetrics:
 
 
 _CANCEL_LIMIT_S = 1.0
-"""Seconds after a disconnect until a request no longer counts for its key. By then, its calls have ended."""
+"""Seconds after a disconnect until a request's calls have ended, and it no longer counts for its key."""
 
 
 class RunningRequest:
-    """A running request: its metrics, and `held`, its count for the limits of its key."""
+    """A running request: its metrics, and its count for the limits of its key (`held`)."""
 
     def __init__(
         self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float, wanted: Objectives,
@@ -171,7 +171,7 @@ class RunningRequest:
         self._pieces = 0
         self._is_late = self._found_hot = self._is_over = False
         self._before: int | None = None
-        """Number of streams that waited for a first token before this one; None if this request does not wait."""
+        """Streams that waited before this one; None if this request does not wait."""
         model.meter.begin()
         self._tokens = metrics.written.labels(model.name)
 

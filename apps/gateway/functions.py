@@ -1,7 +1,7 @@
 """The functions of the gateway that run on a pilot.
 
-A call answers one choice of a request, or embeds or scores all texts of the request. The call yields pieces of the
-answer, or an ApiError if the model refuses the request.
+A call answers one choice of a request, or embeds or scores all its texts. It yields pieces of the answer, or an
+ApiError if the model refuses the request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 _PIECE_BYTES = 500_000
-"""Target size in bytes of one piece of an answer with vectors, below the limit of 1 MB per piece."""
+"""Target size of a piece with vectors. The limit is 1 MB."""
 
 
 @app(stream=True)

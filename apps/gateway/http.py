@@ -1,4 +1,4 @@
-"""The HTTP routes of a gateway, and the check of API keys for these routes."""
+"""The HTTP routes of a gateway."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
 
 
 def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_bytes: int) -> list[Route]:
-    """Return the routes for files and batches. Each caller sees only the files and batches of its key."""
+    """Return the routes for files and batches. A caller sees only those of its key."""
     files = batches.files
 
     def route(path: str, handler: Handler, method: str = "GET") -> Route:
@@ -137,13 +137,9 @@ _TIDY_EVERY_S = 3600.0
 class Gateway:
     """The complete gateway.
 
-    Args:
-        most_bytes: maximum size of a body, except for files.
-        batches: None for a gateway without batches.
-        keeps: functions that run while the gateway runs.
-        usage: counts requests by key; None for no counts.
-        origins: sites whose pages may send requests with a key; empty: all sites.
-        workers: the processes that answer at the address; None if this process answers.
+    `most_bytes`: maximum size of a body, except for files; `batches`: None without batches; `keeps`: functions that run
+    while the gateway runs; `origins`: sites whose pages may send requests with a key, empty for all; `workers`: the
+    processes that answer, None if this process answers.
     """
 
     def __init__(
@@ -234,7 +230,7 @@ class Gateway:
         return JSONAnswer({**body, "session": self._watch.session.id}, 503 if trouble else 200)
 
     async def _figures(self) -> dict[str, Any]:
-        """Return the data of the web page, which quotes errors only if no key is required."""
+        """Return the data of the page, which quotes errors only if no key is required."""
         status = await self._watch.now()
         workers, names = self._workers, model_names_by_recipe(self._models)
         if workers is not None:
@@ -282,7 +278,7 @@ class Gateway:
 async def keep_note(
     session: Session, models: ServedModels, *, name: str, address: str, workers: GatewayWorkers | None = None
 ) -> None:
-    """Write the file `name` about a gateway, which `stoker status` reads, until this task is cancelled."""
+    """Keep the file `name` about a gateway, which `stoker status` reads, until this task is cancelled."""
     told = ""
     try:
         while True:
@@ -345,7 +341,7 @@ def prometheus_answer(text: bytes) -> Response:
 def guarded(
     handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler for known clients, and convert its errors to responses, whose status `failed` receives."""
+    """Wrap a handler for known clients, and convert its errors to responses. `failed` receives their status."""
 
     async def answer(request: Request) -> Response:
         try:

@@ -1,7 +1,7 @@
 """API keys of clients and groups of keys: the key file, the client of a request, and limits.
 
 A key is 256 random bits, so its SHA-256 cannot be guessed. The key file has mode 0600 and is replaced atomically. A
-running gateway reads the file again after a change. All times are in seconds.
+running gateway reads it again after a change. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""Seconds after which a client may retry, if another request of its key must end first."""
+"""Pause before a retry, if another request of the key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class KeyLimits(msgspec.Struct, frozen=True):
 
 
 class KeyUse(msgspec.Struct):
-    """The requests and tokens of a key or a group in the last minute. `tokens`: end times of requests with tokens."""
+    """The use of a key or a group in the last minute. `tokens`: end times of requests with tokens."""
 
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
@@ -97,7 +97,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: True if the key may read all usage."""
+    """`digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: may read all usage."""
 
     name: str
     digest: str
@@ -121,7 +121,7 @@ class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class KeyFile:
-    """The key file at `path`. Without a file, no keys are needed. With an empty file, no key is valid."""
+    """Without a file, no keys are needed. With an empty file, no key is valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,7 +138,7 @@ class KeyFile:
         return self.path.exists()
 
     def read(self) -> tuple[KeyRecord, ...]:
-        """Return the keys. Raises ConfigError for a damaged file, or a file that other users may read."""
+        """Return the keys. Raises ConfigError for a damaged file, or one that others may read."""
         return self._read().keys
 
     def groups(self) -> tuple[GroupRecord, ...]:
@@ -159,7 +159,7 @@ class KeyFile:
             raise ConfigError(f"{self.path}: is damaged: {error}", file=str(self.path)) from None
 
     def add(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> str:
-        """Create and return a key; only its digest is stored. Raises ConfigError for a name in use."""
+        """Create and return a key; only its digest is stored."""
         _check_name_syntax(name, what="a key")
         kept = self._read()
         if any(each.name == name for each in kept.keys):
@@ -171,7 +171,6 @@ class KeyFile:
         return key
 
     def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> KeyRecord:
-        """Replace the limits, the group and the rights of a key."""
         kept = self._read()
         changed = msgspec.structs.replace(_find(name, kept.keys, "key"), limits=limits, group=group, admin=admin)
         _check_group_exists(group, kept)
@@ -190,7 +189,7 @@ class KeyFile:
         self._write(kept.keys, (*others, GroupRecord(name, limits)))
 
     def remove_group(self, name: str) -> None:
-        """Remove a group. Raises ConfigError for an unknown group and for a group with keys."""
+        """Remove a group without keys."""
         kept = self._read()
         gone = _find(name, kept.groups, "group")
         if members := [each.name for each in kept.keys if each.group == name]:
@@ -256,7 +255,7 @@ def digest_of(key: str) -> str:
 
 
 class Caller(msgspec.Struct):
-    """The client of a request: the name of its key (empty without keys), its limits and recent use, and its group."""
+    """The client of a request. `name`: its key, empty without keys; `who`: its name in messages."""
 
     name: str = ""
     limits: KeyLimits = KeyLimits()
@@ -275,21 +274,20 @@ class Caller(msgspec.Struct):
 
 
 class HeldRequest:
-    """A running request of a key and of its group. `ends`: `KeyUse.end` methods, called once with the tokens."""
+    """A running request of a key and its group. `ends`: `KeyUse.end` methods, called once with the tokens."""
 
     def __init__(self, *ends: Callable[..., None]) -> None:
         self.tokens = 0
         self._ends = ends
 
     def end(self) -> None:
-        """Count the end of the request. A second call has no effect."""
         ends, self._ends = self._ends, ()
         for end in ends:
             end(self.tokens, now=time.monotonic())
 
 
 class Guard:
-    """Checks keys and limits. Without a key file, every client that can connect may send requests."""
+    """Without a key file, every client that can connect may send requests."""
 
     def __init__(self, keys: KeyFile) -> None:
         self._keys = keys
@@ -300,7 +298,7 @@ class Guard:
         return not self._keys.exists
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Return the client of a request. Raises RequestRefused (401; 403 for a web page of another site)."""
+        """Return the client of a request. Raises RequestRefused."""
         if self.is_open:
             _refuse_foreign_pages(headers.get("host", ""), headers.get("origin"))
             return Caller()
@@ -313,7 +311,7 @@ class Guard:
         return self._make_caller(record)
 
     def caller_by_key_name(self, name: str) -> Caller | None:
-        """Return the client with this key name; None if the key is missing or the file is unreadable."""
+        """Return None if the key is missing or the file is unreadable."""
         try:
             record = self._keys.named(name)
         except (OSError, ConfigError):
@@ -321,10 +319,7 @@ class Guard:
         return self._make_caller(record) if record is not None else None
 
     def begin(self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits) -> HeldRequest:
-        """Start a request. Raises TryLater (429) if a limit of the caller or of its group is reached.
-
-        `used`: function that returns the part of the limits that the request may use.
-        """
+        """Start a request, or raise TryLater (429). `used`: returns the part of limits that the request may use."""
         now = time.monotonic()
         for each in caller.owners:
             if reached := each.use.reached(used(each.limits), now=now, who=each.who):
@@ -343,7 +338,7 @@ class Guard:
         return self.begin(caller)
 
     def resume(self, caller: Caller) -> HeldRequest:
-        """Count a running request that an earlier gateway started."""
+        """Count a request that an earlier gateway started."""
         for each in caller.owners:
             each.use.running += 1
         return HeldRequest(*(each.use.end for each in caller.owners))

@@ -1,4 +1,4 @@
-"""Listen at an address, and answer requests until the process is stopped."""
+"""Listen at an address, and serve requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 
 FIRST_PORT = 8000
 FIRST_PAGE_PORT = 8100
-"""First port of `stoker dashboard`, outside the ports that stopped gateways keep."""
+"""Outside the ports that stopped gateways keep."""
 _PORTS = 100
 _BACKLOG = 1024
 
@@ -34,10 +34,7 @@ class Listener(NamedTuple):
 
 
 def open_listener(host: str, port: int, uds: str, *, keys: KeyFile, scheme: str = "http", **choice: Any) -> Listener:
-    """Listen at an address. Raises ConfigError, also for an address of other machines if there are no keys.
-
-    `choice`: options of `listen`.
-    """
+    """Listen at an address. Raises ConfigError, also for an open address without keys. `choice`: see `listen`."""
     keys.read()
     if uds:
         return Listener(listen_on_path(uds), 0, uds)
@@ -55,9 +52,7 @@ def open_listener(host: str, port: int, uds: str, *, keys: KeyFile, scheme: str 
 def listen(
     host: str, port: int, *, kept: int = 0, not_on: Collection[int] = (), first: int = FIRST_PORT
 ) -> socket.socket:
-    """Listen on TCP port `port`, or else on `kept`, or else on the first free port from `first` that is not in
-    `not_on`.
-    """
+    """Listen on `port`, or `kept`, or the first free port from `first` that is not in `not_on`."""
     wanted = port or kept
     from_first = [each for each in range(first, first + _PORTS) if each not in not_on]
     for each in [wanted] if wanted else from_first:
@@ -129,7 +124,7 @@ def _remove_dead_socket(path: str) -> None:
 
 
 GRACE_S = 5
-"""Seconds that open streams may continue when the gateway stops."""
+"""Seconds that streams may continue when the gateway stops."""
 _IDLE_S = 75
 """Seconds that an idle connection stays open: longer than at clients (HTTPX 5 s, aiohttp 15 s), because a request is
 lost if both sides close.
@@ -137,7 +132,7 @@ lost if both sides close.
 
 
 class Served(Protocol):
-    """A web application. `when_over`: function that stops the server, set by `run_server`."""
+    """A web application. `when_over`: stops the server, set by `run_server`."""
 
     when_over: Callable[[], None]
 
@@ -145,7 +140,7 @@ class Served(Protocol):
 
 
 def run_server(served: Served, *listeners: socket.socket, **options: Any) -> None:
-    """Serve an application until Ctrl-C or a call of `when_over`. `options`: options of uvicorn's Config."""
+    """Serve until Ctrl-C or a call of `when_over`. `options`: of uvicorn's Config."""
     config = uvicorn.Config(
         served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
         timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=_IDLE_S, **options,

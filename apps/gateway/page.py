@@ -1,7 +1,4 @@
-"""The server-sent events of the web page at `/`, with the history of the last day.
-
-The values are read at most once per second for all open pages.
-"""
+"""The server-sent events of the web page at `/`, with the history of the last day."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ Figures = dict[str, Any]
 _EVERY_S = 1.0
 _HISTORY_EVERY_S = 10.0
 _WORK_FRACTION = 1 / 60
-"""Maximum fraction of time in which the session's manager and this process work for pages."""
+"""Maximum fraction of time in which the manager and this process work for pages."""
 
 log = logging.getLogger("stoker.gateway")
 
 
 class FigureHistory:
-    """Means of values in equal time steps.
+    """Means of values in equal time steps of 1 s at first.
 
-    A time step lasts 1 s at first. With more than `most` steps, its length doubles, up to `longest_s`; then the oldest
-    steps are dropped. The defaults keep 25 hours.
+    With more than `most` steps, their length doubles, up to `longest_s`; then the oldest are dropped. The defaults keep
+    25 hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
@@ -42,7 +39,7 @@ class FigureHistory:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
-        """The number of samples and the sums of values, by the number of the time step since 1970."""
+        """Number of samples and sums of values, by time step since 1970."""
 
     def add(self, now: float, values: Mapping[str, float]) -> None:
         step = int(now // self._step_s)
@@ -55,7 +52,7 @@ class FigureHistory:
                 del self._steps[next(iter(self._steps))]
 
     def shown(self) -> dict[str, Any]:
-        """Return the start of each step in seconds since 1970 (`at`), and the means of each value."""
+        """Return the start of each step in seconds since 1970 (`at`), and the means of values."""
         names = dict.fromkeys(name for _, sums in self._steps.values() for name in sums)
         return {
             "step_s": self._step_s,
@@ -99,7 +96,7 @@ def _short(value: float) -> float:
 
 
 class PageFigures:
-    """The data that all open pages show. `read`: returns the current data."""
+    """The data of all open pages. `read`: returns the current data."""
 
     def __init__(self, read: Callable[[], Awaitable[Figures]]) -> None:
         self._read = read
@@ -110,7 +107,7 @@ class PageFigures:
         self._read_at = float("-inf")
 
     async def now(self) -> bytes:
-        """Return the page's data as JSON, at most one second old, or older in a very large session."""
+        """Return the data as JSON, at most a second old, or older in a very large session."""
         async with self._reading:
             began = time.monotonic()
             if began - self._read_at >= self._every_s * 0.9:
@@ -124,7 +121,7 @@ class PageFigures:
         return self._last
 
     async def keep(self) -> None:
-        """Add values to the history until this task is cancelled, also while no page is open."""
+        """Add to the history until this task is cancelled, also while no page is open."""
         while True:
             try:
                 await self.now()
@@ -139,7 +136,7 @@ class PageFigures:
         return Response(await self.now(), media_type="application/json")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events: figures every second, and the event `history` first and every ten seconds."""
+        """Yield figures every second, and the history first and every ten seconds."""
         history_at = float("-inf")
         while True:
             yield b"data: " + await self.now() + b"\n\n"

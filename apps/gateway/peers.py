@@ -1,6 +1,6 @@
-"""Calls in both directions over one socket, between a gateway and each worker process.
+"""Calls in both directions over one socket, between a gateway and each worker.
 
-A frame contains its length in four bytes, then a MessagePack list: kind, number of the call, and arguments.
+A frame is its length in four bytes, then a MessagePack list: kind, number of the call, arguments.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDED = "the other process has ended"
 
 
 class PeerLostError(ConnectionError):
-    """The other process has ended, or could not execute a call."""
+    """The other process has ended, or a call failed there."""
 
 
 class GatewayPeer:
-    """One end of the socket. `do`: function that executes a call of the other process, by name and arguments."""
+    """`do`: executes a call of the other process, by name and arguments."""
 
     def __init__(
         self,
@@ -44,10 +44,7 @@ class GatewayPeer:
         self._is_over = False
 
     async def call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call in the other process. A cancellation also cancels the call in the other process.
-
-        Raises PeerLostError.
-        """
+        """Return the result of a call in the other process. A cancellation cancels it there. Raises PeerLostError."""
         if self._is_over:
             raise PeerLostError(_ENDED)
         number = next(self._numbers)
@@ -63,7 +60,7 @@ class GatewayPeer:
             del self._waiting[number]
 
     def note(self, name: str, *given: Any) -> None:
-        """Send a call to the other process without waiting for a result."""
+        """Send a call without waiting for a result."""
         self._write(_NOTE, next(self._numbers), name, given)
 
     async def run(self) -> None:

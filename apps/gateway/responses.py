@@ -1,7 +1,7 @@
 """`/v1/responses` without stored state: converts requests to chat requests, and creates answers and events.
 
-A client sends the whole conversation as `input`. In `input`, function calls and their results are separate items. In a
-chat request, a call is part of the preceding assistant message.
+Calls and their results are separate items of `input`. In a chat request, a call is part of the preceding assistant
+message.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _STATE = ("previous_response_id", "conversation", "prompt")
 _FIELDS = {"max_completion_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
-"""Request fields of `/v1/responses`, by the field names of chat requests."""
+"""Fields of `/v1/responses`, by the names in chat requests."""
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
-    """Convert a request to `/v1/responses` to a chat request. Return also the fields that the response repeats."""
+    """Return a chat request, and the fields that the response repeats."""
     given = {name: value for name, value in body.items() if value is not None}
     chat: Body = {}
     for name, value in given.items():
@@ -67,7 +67,7 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
 
 
 def translate_chat_error(error: RequestRefused) -> RequestRefused:
-    """Return an error of a chat request with the field names of `/v1/responses`."""
+    """Name the fields of `/v1/responses` in an error."""
     param = error.error.param or ""
     for name, own in _FIELDS.items():
         if param.split("[")[0].split(".")[0] == name:
@@ -125,7 +125,7 @@ def _messages(given: Any) -> list[Body]:
 
 
 def _content(content: Any, where: str) -> Any:
-    """Return the content of a message as in a chat request, which validates it."""
+    """Return content as in a chat request."""
     if not isinstance(content, list):
         return content
     parts = []
@@ -174,7 +174,7 @@ def response_body(choice: Choice, repeated: Body, *, name: str, model: str, crea
 
 
 class ResponseEvents:
-    """The events of one streamed response, and the response itself, with the interface of `Chunks`."""
+    """The events of a streamed response, and the response itself, with the interface of `Chunks`."""
 
     def __init__(self, repeated: Body, *, name: str, model: str, created: int) -> None:
         self._name = name
@@ -186,7 +186,6 @@ class ResponseEvents:
         self._finish = ""
         self._number = 0
         self._is_open = False
-        """True if the last output item is not complete yet."""
         self.read, self.written = 0, 0
 
     @property
@@ -261,7 +260,7 @@ class ResponseEvents:
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
 
     def _open(self, kind: str, *, part: Body | None = None, **fields: Any) -> Iterator[bytes]:
-        """Begin an output item, unless the last item is still open and of the same kind."""
+        """Begin an output item, unless one of the same kind is open."""
         if self._is_open and self._items[-1]["type"] == kind:
             return
         yield from self._close()

@@ -1,7 +1,7 @@
-"""Run one gateway. When the gateway ends, the session keeps its models loaded.
+"""Run one gateway. When it ends, the session keeps its models loaded.
 
-Each pair of a site file and a models file has a folder in the user's state folder. The folder contains the gateway's
-port and session, and a lock against a second gateway.
+Each pair of a site file and a models file has a folder with the gateway's port and session, and a lock against a second
+gateway.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     session: str = ""
     origins: tuple[str, ...] = ()
-    """Sites whose pages may send requests with a key; empty: all sites."""
+    """Empty: all sites."""
     most_bytes: int = 32_000_000
     workers: int = 1
     as_json: bool = False
-    """True to print the address as one JSON document, and readable text to stderr."""
 
 
 class GatewayState(msgspec.Struct, frozen=True):
@@ -62,7 +61,7 @@ class GatewayState(msgspec.Struct, frozen=True):
 
 
 class GatewayPlace:
-    """The folder of the gateway for a site file and a models file. `site`: empty for this machine."""
+    """The folder of a gateway. `site`: empty for this machine."""
 
     def __init__(self, site: str, models: Path) -> None:
         named = "\n".join([str(Path(site).resolve()) if site else "", str(models.resolve())])
@@ -72,7 +71,7 @@ class GatewayPlace:
         self._lock: int | None = None
 
     def take(self) -> GatewayState:
-        """Lock the folder and return the state of the last gateway. Raises SessionError if the folder is locked."""
+        """Lock the folder and return the last state. Raises SessionError if it is locked."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         state = _read_state(self._file)

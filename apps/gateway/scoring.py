@@ -1,7 +1,4 @@
-"""`/v1/score` and `/v1/rerank` in vLLM's format: scores for pairs of texts, or for a query and documents.
-
-The score is the output of a cross-encoder (a classifier with one label), or the cosine of embeddings.
-"""
+"""`/v1/score` and `/v1/rerank` in vLLM's format."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _MOST_TEXTS = 2048
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """Options of a request for scores. `most`: maximum number of documents, 0 = all; `shows`: True to return texts."""
+    """`most`: maximum number of documents, 0 = all; `shows`: return texts."""
 
     address: str
     most: int = 0

@@ -40,12 +40,12 @@ from stoker.units import show_seconds
 _MOST_SAMPLES = 64
 _LEAST_SAMPLES = 8
 UNKNOWN_LOAD_S = 10.0
-"""Assumed load time in seconds of a model that has never been loaded."""
+"""Assumed load time of a model that has never been loaded."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """The state of a model in the session. `load_s`, `wake_s`: seconds of the last load and wake; `loading_s`: seconds
-    since the current load began; `run_s`: mean seconds of a call; `hot`, `loading`, `asleep`: numbers of libraries.
+    since the current load began; `run_s`: mean seconds of a call.
     """
 
     hot: int = 0
@@ -73,11 +73,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class FirstTokens(msgspec.Struct):
-    """The number of a model's streams that wait for their first token (`waiting`), and times of recent streams."""
+    """The streams that wait for their first token, and times of recent streams."""
 
     waiting: int = 0
     _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
-    """Per stream: the number of waiting streams at its arrival, and its time to first token."""
+    """Per stream: the streams waiting at its arrival, and its time to first token."""
 
     def begin(self) -> int:
         """Count a new stream. Return the number of streams that waited before it."""
@@ -91,7 +91,7 @@ class FirstTokens(msgspec.Struct):
             self._seen.append((before, ttft_s))
 
     def expected_s(self, waiting: int) -> float:
-        """Return the expected time to first token after `waiting` other streams; 0 with too few measurements."""
+        """Return the expected time to first token after `waiting` other streams; 0 if unknown."""
         if len(self._seen) < _LEAST_SAMPLES:
             return 0.0
         count = len(self._seen)
@@ -103,15 +103,15 @@ class FirstTokens(msgspec.Struct):
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
-    """The expected time to first token of a new request, the reason, and the time without other requests."""
+    """The expected time to first token of a request, the reason, and the time without other requests."""
 
     first_token_s: float
     because: str
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """Return the seconds after which a request would meet the objective: 0 for now, and 0 if it would miss the
-        objective even without other requests, because a refusal would not help.
+        """Return the seconds after which a request would meet the objective; 0 also if other requests are not the
+        cause.
         """
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
@@ -175,16 +175,16 @@ class ModelMeter(msgspec.Struct):
 
     @property
     def met(self) -> float | None:
-        """Share of recent streams that met all their objectives; None without recent streams."""
+        """Share of recent streams that met all their objectives."""
         return sum(self._met) / len(self._met) if self._met else None
 
     def counts(self) -> dict[str, Any]:
-        """Return the statistics as numbers and lists, without the field `first`."""
+        """Return all statistics but `first`."""
         found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "first"}
         return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
 
     def sum_worker_counts(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Set the statistics to the sums of the `counts` of other processes, with equal numbers of recent values."""
+        """Set the statistics to the sums of the `counts` of other processes."""
         for name, own in self.counts().items():
             if isinstance(own, int):
                 setattr(self, name, sum(part[name] for part in parts))
@@ -215,7 +215,7 @@ class ServedModel:
         self.objectives = Objectives(float(settings.ttft or 0), float(settings.tpot or 0))
         self.lengths = RequestLengths(settings.path)
         self.is_admitted_by_policy = settings.kind is ModelKind.CHAT and "ttft_s" in honoured
-        """True if the policy decides whether a request would be in time; False if the gateway decides."""
+        """True if the policy, not the gateway, decides whether a request would be in time."""
         self.recipe: Recipe | None = None
         self.trouble = ""
         """Why the model has no recipe; empty if it has one."""
@@ -252,9 +252,8 @@ class ServedModel:
         return self.settings.max_model_len or longest_input(self.settings.path, writes=writes)
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """Return the app that answers a request, with the features that the session's policy needs.
-
-        `objectives`: seconds by option, which override the model's. Raises TryLater if the model is unusable.
+        """Return the app that answers a request. `objectives`: seconds by option, which override the model's. Raises
+        TryLater if the model is unusable.
         """
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
@@ -269,14 +268,14 @@ class ServedModels(dict[str, ServedModel]):
         self.honoured = honoured
 
     def named(self, name: str) -> ServedModel:
-        """Return the model with this name. Raises RequestRefused (404)."""
+        """Raises RequestRefused (404)."""
         if name not in self:
             said = f"the model {name!r:.200} does not exist; there are {', '.join(self)}"
             raise RequestRefused(said, param="model", code="model_not_found", status=404)
         return self[name]
 
     def asked(self, name: str, endpoint: Endpoint) -> ServedModel:
-        """Return the model of a request. Raises RequestRefused if the model does not answer at this endpoint."""
+        """Return the model of a request, or refuse a model of another endpoint."""
         model = self.named(name)
         embeds = model.settings.kind is ModelKind.EMBEDDING
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
@@ -308,10 +307,10 @@ class SessionWatch:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warmed: set[str] = set()
         self._failures: dict[str, list[str]] = {}
-        """The errors of consecutive failed loads, by model name. After `_WARM_TRIES`, only a request loads a model."""
+        """The errors of consecutive failed loads, by model name."""
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
-        """Return the status of the session, at most `within_s` seconds old."""
+        """Return the status, at most `within_s` seconds old."""
         async with self._status_lock:
             if time.monotonic() - self._asked_at > within_s:
                 try:
@@ -335,14 +334,13 @@ class SessionWatch:
 
     @property
     def journal_trouble(self) -> str:
-        """Why the session's journal cannot be written; empty without an error."""
         return journal_trouble(self.status) if self.status is not None else ""
 
     def last(self, model: ServedModel) -> ModelFacts:
         return facts_of(self.status, model)
 
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
-        """Load a model unless the model is loading. Raises TryLater if the model is unusable."""
+        """Load a model, unless it is loading. Raises TryLater if it is unusable."""
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)

@@ -1,4 +1,4 @@
-"""The data of a session for the page, in short lists: calls, maps, contexts, failures, slow calls, pilots."""
+"""The data of a session for the page, in short lists."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ def session_figures(
 ) -> dict[str, Any]:
     """Return the part of the page's figures that describes the session.
 
-    Args:
-        status: None while the manager does not answer.
-        names: Display names of some contexts, by recipe name.
-        with_texts: False to omit error messages, which may quote inputs.
+    `status`: None while the manager does not answer; `names`: names of contexts by recipe; `with_texts`: False to omit
+    error messages, which may quote inputs.
     """
     if status is None:
         return {"calls": {}, **{part: [] for part in _LISTS}, "more_pilots": 0, "kinds": {}}
@@ -63,7 +61,7 @@ _LISTS = ("maps", "contexts", "failures", "longest", "slowest", "pilots", "waiti
 
 
 def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values to add to the page's history, or an empty dictionary while the manager does not answer."""
+    """Return the values of the page's history; empty while the manager does not answer."""
     calls = figures["calls"]
     if not calls:
         return {}

@@ -1,7 +1,5 @@
-"""The metrics of a session for Prometheus.
-
-Metrics that vLLM also has follow vLLM's names: `vllm:num_requests_running` becomes `stoker_num_requests_running`, with
-the label `model_name`.
+"""The metrics of a session for Prometheus, by vLLM's names where vLLM has them: `vllm:num_requests_running` becomes
+`stoker_num_requests_running`, with the label `model_name`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ _NO_NAMES: Mapping[str, str] = {}
 
 
 class SessionMetrics:
-    """A Prometheus collector. `status`: None while the manager does not answer; `names`: display names of contexts."""
+    """`status`: None while the manager does not answer; `names`: names of contexts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.status: Status | None = None
@@ -42,7 +40,7 @@ class SessionMetrics:
 def _family(
     name: str, help: str, labels: list[str], rows: Iterable[tuple[Sequence[str], float]], *, counts: bool = False
 ) -> Metric:
-    """Return a gauge, or a counter if `counts`, with a value for each row of label values."""
+    """Return a gauge or a counter, with a value for each row of label values."""
     family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help, labels=labels)
     for values, number in rows:
         family.add_metric(values, number)
@@ -90,7 +88,7 @@ def _contexts(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield metrics of each model, summed over the last reports of its engines. The cache usage is a maximum."""
+    """Yield metrics of each model, summed over its engines. The cache usage is a maximum."""
     label = ["model_name"]
     read, written, preempted, reused = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     used: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Run the calls of one request, merge the pieces of their results, and create the events of a streamed answer."""
+"""Run the calls of a request, merge the pieces of their results, and create the events of a streamed answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""Maximum number of groups of pieces that wait for a slow client. At this number, the calls wait too."""
+"""Maximum number of groups of pieces that wait for a slow client. Then the calls wait too."""
 Piece = Any
 """A result of a function in `functions.py`, other than ApiError."""
 
@@ -53,7 +53,7 @@ async def stream_call_pieces(app: StokerApp, request: ApiRequest) -> AsyncGenera
 async def stream_merged_call_pieces(
     app: StokerApp, requests: Sequence[ApiRequest]
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-    """Yield the pieces of one call per request as they arrive, with the request's index. An error ends all calls."""
+    """Yield the pieces of one call per request, with the request's index. An error ends all calls."""
     if len(requests) == 1:
         async with aclosing(stream_call_pieces(app, requests[0])) as pieces:
             async for some in pieces:
@@ -89,7 +89,7 @@ async def stream_merged_call_pieces(
 
 
 async def collect_pieces_with_retry(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call, in the order of the requests.
+    """Return all pieces of each call.
 
     If a call runs again with other pieces, all calls run once more, because the client has received no piece.
     """
@@ -114,7 +114,7 @@ _encode = msgspec.json.encode
 
 
 class Chunks:
-    """The chunks of one streamed answer. `read`, `written`: tokens so far; `reasons`: why its ended choices ended."""
+    """The chunks of a streamed answer. `read`, `written`: tokens so far; `reasons`: why choices ended."""
 
     def __init__(
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
@@ -135,7 +135,7 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes around the text in an event that contains only text, by the index of the choice."""
+        """The bytes around the text in an event with text alone, by choice."""
         self.read, self.written = 0, 0
         self._completed = 0
         """Number of generated tokens of the ended choices."""
@@ -178,7 +178,7 @@ class Chunks:
         return _event(last) + DONE
 
     def _plain_event_head_and_tail(self, index: int) -> tuple[bytes, bytes]:
-        """Encode once the bytes before and after the text in an event that contains only text."""
+        """Encode the bytes around the text in an event with text alone once."""
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
         return head, tail
@@ -210,7 +210,7 @@ def error_event(error: ApiError) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Return a comment event, which clients ignore and which keeps connections open."""
+    """Clients ignore a comment, which keeps connections open."""
     return f": {text}\n\n".encode()
 
 
@@ -221,16 +221,16 @@ def _event(value: Any) -> bytes:
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
 """Seconds after which a stream without a piece starts with comments (`_HOT_HEADERS_S`: for a loaded model). An earlier
-error is still answered with an HTTP error status, so that clients retry.
+error gets an HTTP error status, so that clients retry.
 """
 _COMMENT_S = 2.0
 
 
 class StreamedAnswer:
-    """The events of one streamed answer.
+    """The events of a streamed answer.
 
-    `pieces`: pairs of a choice's index and its new pieces; `waits_for`: returns why no piece has arrived; `is_hot`:
-    returns True if the model is loaded; `failed`: receives the error that ends the stream.
+    `pieces`: a choice's index and its new pieces; `waits_for`: says why no piece has arrived; `is_hot`: True if the
+    model is loaded; `failed`: receives the error that ends the stream.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class StreamedAnswer:
         self._is_whole = False
 
     async def begin(self) -> None:
-        """Wait up to 10 s for the first piece. Raises errors of calls that fail meanwhile."""
+        """Wait up to 10 s for the first piece. Raises errors of calls."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
         if not self._first.done() and await self._is_hot():
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize` in vLLM's format, with the model's `tokenizer.json`. The model need not be loaded."""
+"""`/tokenize` and `/detokenize` in vLLM's format, with the model's `tokenizer.json`."""
 
 from __future__ import annotations
 

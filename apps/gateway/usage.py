@@ -1,9 +1,7 @@
 """Count requests and tokens per key, model and day, in an SQLite file that all gateways of a user share.
 
-Every second, a thread adds the counts in memory to the file, so a killed gateway loses about one second of counts.
-
-A gateway reads the totals of a batch from the answers of the batch. The file contains the totals that have been counted
-so far, and the gateway adds the difference.
+A thread writes the counts every second, so a killed gateway loses about one second of them. For a batch, the file
+contains its totals so far, and a gateway adds the difference.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _OTHERS = "(others)"
 
 
 class UsageCount(msgspec.Struct):
-    """Requests and tokens. `refused`: requests over a limit or too late; `failed`: requests with another error."""
+    """`refused`: requests over a limit or too late; `failed`: requests with another error."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -60,7 +58,7 @@ Place = tuple[str, str, str]
 
 
 class UsageRow(UsageCount):
-    """A row of a usage report. A column that the report does not have is an empty string."""
+    """A row of a report. Missing columns are empty."""
 
     key: str = ""
     model: str = ""
@@ -75,7 +73,7 @@ class BatchUsage(msgspec.Struct, frozen=True):
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """A query for a usage report. `since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
+    """`since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
 
     since: str
     key: str = ""
@@ -84,7 +82,7 @@ class UsageQuery(msgspec.Struct, frozen=True):
 
 
 def read_query(given: Mapping[str, str]) -> UsageQuery:
-    """Return the query in the parameters of a request. Raises RequestRefused."""
+    """Return the query of a request. Raises RequestRefused."""
     for name in given:
         if name not in ("key", "model", "since", "by"):
             raise RequestRefused(f"{name:.80} is not a filter of usage", param=name[:80], code="unknown_parameter")
@@ -105,7 +103,7 @@ def usage_row_to_dict(row: UsageRow, by: Sequence[str]) -> dict[str, str | int]:
 
 
 def first_day(text: str) -> str:
-    """Return the first day of `7d` (today and the six days before) or of a date. Raises ValueError."""
+    """Return the first day of `7d` (today and six days before) or of a date. Raises ValueError."""
     today = datetime.date.today()
     if found := re.fullmatch(r"([1-9][0-9]{0,3})d", text):
         return (today - datetime.timedelta(days=int(found[1]) - 1)).isoformat()
@@ -138,7 +136,7 @@ _REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) 
 
 
 class UsageFile:
-    """The SQLite file at `path` with the counts. The methods raise OSError and sqlite3.Error."""
+    """The methods raise OSError and sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,7 +146,7 @@ class UsageFile:
         return cls(state_folder() / "serve" / "usage.sqlite")
 
     def add(self, counts: Mapping[Place, UsageCount], batches: Mapping[str, BatchUsage] | None = None) -> None:
-        """Add counts, and the part of the batches' totals that is not counted yet, in one transaction."""
+        """Add counts, and the new part of the batches' totals, in one transaction."""
         with self._changed() as database:
             for place, count in counts.items():
                 database.execute(_ADD_USAGE, (*place, *msgspec.structs.astuple(count)))
@@ -198,7 +196,7 @@ def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCo
 
 
 class UsageRecorder:
-    """Keeps the counts of one gateway until a thread has written them. Without a file, no requests are counted."""
+    """Keeps the counts of a gateway until a thread has written them. Without a file, nothing is counted."""
 
     def __init__(self, file: UsageFile | None = None) -> None:
         self._file = file
@@ -230,7 +228,7 @@ class UsageRecorder:
                 self._batches[id] = BatchUsage(key or NOBODY, dict(models))
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
-        """Write the counts to the file, and return the rows of a usage report. Raises OSError and sqlite3.Error."""
+        """Write the counts, and return the rows of a report. Raises OSError and sqlite3.Error."""
         self.flush()
         return self._file.read(query) if self._file is not None else []
 

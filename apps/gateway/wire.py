@@ -1,4 +1,4 @@
-"""HTTP functions for all routes: request bodies of limited size, errors in OpenAI's format, server-sent events."""
+"""HTTP functions for all routes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _LARGEST_BODY_FACTOR = 16
-"""A body that is too large is read up to this multiple of the limit, because clients read
-an answer only after they have sent the body.
-"""
+"""A body that is too large is read up to this multiple of the limit, because clients read an answer only afterwards."""
 
 
 _SERVER_ERROR = 500
@@ -52,9 +50,8 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Supports pages of other sites (CORS) if the gateway requires keys. Without keys, the guard refuses these pages.
-
-    `origins`: the allowed sites; empty: all, because a page needs a key anyway.
+    """Supports pages of other sites (CORS) if keys are required; the guard refuses them otherwise. `origins`: empty for
+    all.
     """
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
@@ -84,7 +81,7 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette has no types here
 
 
 class JSONParts(Response):  # type: ignore[misc]
-    """A JSON body that is encoded in parts during sending, to limit memory. Only a single part has a content length."""
+    """A JSON body that is encoded in parts during sending, to limit memory."""
 
     media_type = "application/json"
 
@@ -107,7 +104,7 @@ class JSONParts(Response):  # type: ignore[misc]
 
 
 def error_answer(error: BaseException) -> Response:
-    """Return a response with an error in OpenAI's format, and with headers that control retries."""
+    """Return an error in OpenAI's format, with headers that control retries."""
     refusal = refusal_of(error)
     headers = {}
     if refusal.retry_after_s:
@@ -120,7 +117,7 @@ def error_answer(error: BaseException) -> Response:
 
 
 async def receive_body(request: Request, *, most: int) -> bytes:
-    """Return the body of a request. Raises RequestRefused (413) above `most` bytes, and ClientLeft on a disconnect."""
+    """Return the body of a request. Raises RequestRefused (413), and ClientLeft on a disconnect."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -141,7 +138,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
 
 
 async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientLeft."""
+    """Return the result of `work`. On a disconnect, cancel it and raise ClientLeft."""
     working = asyncio.ensure_future(work)
     gone = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
@@ -155,24 +152,23 @@ async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 
 _SILENT_S = 15.0
-"""Seconds without an event after which a comment is sent, because proxies close silent connections after a minute."""
+"""Seconds of silence before a comment, because proxies close silent connections after a minute."""
 
 
 _FEW_STREAMS = 8
 _APART_S = 0.015
-"""Seconds between two writes to a stream while more than `_FEW_STREAMS` streams are open. A write costs a third of the
-gateway's time for a token.
+"""Seconds between two writes to a stream while many are open. A write costs a third of the gateway's time for a token.
 """
 
 
 class EventStream(Response):  # type: ignore[misc]
-    """Server-sent events, with comments during silence. `at_end`: called at the end, or when the client disconnects.
-    While many streams are open, events closer than `_APART_S` seconds are sent together, unless `at_once` is true.
+    """Server-sent events, with comments during silence. `at_end`: called at the end, or on a disconnect.
+
+    While many streams are open, close events are sent together, unless `at_once` is true.
     """
 
     media_type = "text/event-stream"
     open_streams = 0
-    """Number of streams in this process that send events."""
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], *, at_end: Callable[[], Awaitable[None]] | None = None,
@@ -184,7 +180,7 @@ class EventStream(Response):  # type: ignore[misc]
         self._at_end = at_end
         self._is_open = False
         self._was_silent = False
-        """True if no event was sent since the last check in `_send_keepalive_comments`."""
+        """True if no event was sent since the last check."""
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
@@ -244,7 +240,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait for its end. Errors of the task are ignored."""
+    """Cancel a task and wait for its end."""
     task.cancel()
     with suppress(BaseException):
         await task

@@ -1,6 +1,6 @@
 """A worker of a gateway: answers requests for models, and forwards other requests to the gateway process.
 
-`workers` starts this process with the gateway's listening socket, and with a socket for calls as standard input.
+It gets the listening socket, and a socket for calls as standard input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FORWARDED_FIELDS = (
     "type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers", "client",
     "server",
 )  # fmt: skip
-"""Fields of a request's ASGI scope that a worker forwards to the gateway process."""
+"""Fields of an ASGI scope that are forwarded."""
 
 
 class GatewayWorker:
@@ -89,7 +89,7 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key. Raises TryLater if a limit is reached."""
+        """Start a request of a key, or raise TryLater."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)

@@ -1,9 +1,8 @@
 """The worker processes of a gateway (`stoker serve --workers N`), as seen by the gateway process.
 
-The workers inherit the gateway's listening socket, so a waiting connection is not lost when one worker ends. A worker
-answers requests for models over its own connection to the session. The worker forwards all other requests to the
-gateway process over a socket pair (`peers`), and needs the gateway's permission to start a request of a key. The
-gateway process alone therefore enforces limits, runs batches, and collects all figures.
+Workers inherit the listening socket, so a waiting connection survives the end of a worker. A worker answers requests
+for models over its own connection to the session. For other requests, and for permission to start a request of a key,
+it calls the gateway process, which alone enforces limits, runs batches, and collects figures.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0
-"""Seconds that a worker must run before its next restart uses the shortest pause again."""
+"""Seconds of running after which the next restart is quick again."""
 _REPORT_S = 1.0
 _KILLED_AFTER_S = GRACE_S + 5.0
 
@@ -52,18 +51,17 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     most_bytes: int
     origins: tuple[str, ...]
     tls: tuple[str, str] | None
-    """Paths of the TLS certificate and of its private key."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """The statistics of a worker: the counts of each model (`meters`), and samples for Prometheus."""
+    """The statistics of a worker: counts by model (`meters`), and samples for Prometheus."""
 
     meters: dict[str, dict[str, Any]] = {}
     samples: tuple[Sample, ...] = ()
 
 
 class _Worker:
-    """A running worker. `held`: the running requests of keys, by the worker's request numbers."""
+    """A running worker. `held`: running requests of keys, by the worker's numbers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -74,7 +72,7 @@ class _Worker:
 
 
 class GatewayWorkers:
-    """The workers. A worker that ends is restarted. `models`: models whose meters get the sums over all workers."""
+    """Restarts workers that end. `models`: models whose meters get the sums over all workers."""
 
     def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard) -> None:
         self._task = task
@@ -83,7 +81,6 @@ class GatewayWorkers:
         self._guard = guard
         self._workers: list[_Worker] = []
         self._ended = WorkerReport()
-        """The summed statistics of all workers that have ended."""
         self._restarts = 0
         self._stops = False
 
@@ -92,11 +89,10 @@ class GatewayWorkers:
         return WorkerFacts(self._number, sum(each.is_ready for each in self._workers), self._restarts)
 
     async def keep(self, app: ASGIApp) -> None:
-        """Keep the workers running until this task is cancelled. `app`: answers requests that are not for models."""
+        """Keep the workers running until this task is cancelled. `app`: answers forwarded requests."""
         await asyncio.gather(*(self._keep_worker_running(app) for _ in range(self._number)))
 
     async def stop(self) -> None:
-        """Stop the workers. Kill workers that do not end in time."""
         self._stops = True
         ending = [asyncio.create_task(each.process.wait()) for each in self._workers]
         for number, wait_s in ((signal.SIGINT, _KILLED_AFTER_S), (signal.SIGKILL, None)):
@@ -136,7 +132,7 @@ class GatewayWorkers:
             self._restarts += 1
 
     async def _run_one(self, app: ASGIApp) -> int:
-        """Start a worker and serve its calls until the worker ends. Return its exit status."""
+        """Run a worker, and return its exit status."""
         here, there = socket.socketpair()
         try:
             with there:
@@ -202,5 +198,5 @@ class GatewayWorkers:
             held.end()
 
     async def _forward(self, worker: _Worker, app: ASGIApp, number: int, scope: dict[str, Any]) -> None:
-        """Answer a request that a worker has received. Each message waits until the worker has forwarded it."""
+        """Answer a forwarded request. Each message waits until the worker has passed it on."""
         await app(scope, partial(worker.peer.call, "receive", number), partial(worker.peer.call, "send", number))

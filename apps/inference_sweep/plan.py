@@ -42,8 +42,8 @@ _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one sweep. An empty string selects the default. `limit`: number of rows to use (0: all rows);
-    `tensor_batch`: maximum number of rows of a call that are generated in one batch (0: the engine decides).
+    """An empty string selects the default. `limit`: 0 for all rows; `tensor_batch`: rows that are generated in one
+    batch, 0 = the engine decides.
     """
 
     sweep: str = ""
@@ -66,7 +66,7 @@ class SweepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One prompt of the sweep: a text with columns in braces. `chat`: True for a message in the model's chat format."""
+    """A prompt with columns in braces. `chat`: a message in the model's chat format."""
 
     name: Text
     text: Text
@@ -77,7 +77,7 @@ class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys(_PLACES.findall(self.text)))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
-        """Return the text for one row. An empty cell becomes an empty text; braces in a value are kept."""
+        """An empty cell becomes an empty text; braces in a value are kept."""
         return _PLACES.sub(lambda place: "" if is_empty(value := fields[place[1]]) else str(value), self.text)
 
 

@@ -1,9 +1,7 @@
-"""Run one sweep, from the sweep file to the results.
+"""Run one sweep. The calls of all models are submitted together; the manager decides when to load each model.
 
-The calls of all models are submitted together. The manager decides when to load each model.
-
-The data file may be larger than memory: only keys and positions of records are in memory. If a model refuses a row, the
-column `error` contains the reason. A refused row is only in the log of the attempt, so a resumed run retries the row.
+The data file may be larger than memory. If a model refuses a row, the column `error` contains the reason, and a resumed
+run retries the row.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def make_records(
 
 
 def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, failed: Records) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the results file, sorted by combination, then by input row. Each has a record in a log."""
+    """Yield the rows of the results file, by combination, then by input row."""
     for combination in combined:
         digest = combination.digest
         for item in sweep.rows:
@@ -105,9 +103,9 @@ LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 
 
 def run(given: dict[str, Any], choice: RunChoice, *, screen: Screen | None = None) -> int:
-    """Run the sweep. Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C.
+    """Run the sweep, and return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C.
 
-    Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
+    Raises StokerError for unusable input and a failed call. Earlier results are kept in all cases.
     """
     options = resolve(SweepOptions, given, app=APP, resume=choice.resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
@@ -197,7 +195,7 @@ def _report(attempt: Attempt) -> Iterator[str]:
 def plan_calls(
     combined: Iterable[Combination], rows: Iterable[DataItem], log: Container[tuple[str, str]], *, batch_size: int
 ) -> Iterator[tuple[Combination, tuple[DataItem, ...]]]:
-    """Yield the combination and the rows of each missing call. The rows are read again for each combination."""
+    """Yield the combination and the rows of each missing call."""
     for combination in combined:
         digest = combination.digest
         missing = (item for item in rows if (digest, item.id) not in log)
@@ -209,7 +207,7 @@ def send_requests(
     calls: Iterable[tuple[Combination, tuple[DataItem, ...]]], numbers: Iterator[int], sent: SentRows, *,
     tensor_batch: int,
 ) -> Iterator[Request]:  # fmt: skip
-    """Yield the request of each call when the call is sent, and keep its row ids in `sent`. Threads share `numbers`."""
+    """Yield the request of each call, and keep its row ids in `sent`. Threads share `numbers`."""
     for combination, items in calls:
         number = next(numbers)
         sent[number] = combination, tuple(item.id for item in items)

@@ -1,8 +1,7 @@
-"""Run the tuning jobs of job files, in this process or in a detached process, and run `stoker tune bank`.
+"""Run the tuning jobs of job files, in this process or a detached one, and run `stoker tune bank`.
 
-All errors in the file, data or model path of a job are reported before any job is submitted. `--detach` forks a process
-after the check and before any thread starts. The forked process locks the run folders, keeps the client of the session,
-and writes the displayed lines to a log file.
+`--detach` forks a process after the check of all jobs and before any thread starts. The forked process locks the run
+folders, keeps the client of the session, and writes its lines to a log file.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def submit(
 ) -> int:
     """Submit jobs and wait for their results. Return 0; 1 if a job has no result; 130 after Ctrl-C.
 
-    `submitted` is called when all jobs are submitted. All input is checked before any job is submitted. Raises
-    ConfigError, RecipeError and SessionError.
+    `submitted`: called when all jobs are submitted. Raises ConfigError, RecipeError and SessionError.
     """
     readies = check_jobs(files, options)
     site = None if options.session else choose_tuning_site(options.site)
@@ -278,9 +276,8 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add the prompts of this file and the shipped prompts to the prompt bank of a model. Return the exit status 0.
-
-    Raises ConfigError, RecipeError, SessionError, and StokerError for the bank of another model.
+    """Add prompts to the bank of a model. Raises ConfigError, RecipeError, SessionError, and StokerError for the bank
+    of another model.
     """
     files = [SHIPPED_PROMPTS] if file is None else [SHIPPED_PROMPTS, file]
     every = {one.key: one for each in files for one in read_candidates(each)}
