@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.apps.common.models_file import Cold, ModelSettings, with_parsers
+from stoker.apps.common.models_file import Cold, with_parsers
 from stoker.apps.common.openai_answers import Choice, Vectors, chat_body, completion_body, embedding_parts, token_usage
 from stoker.apps.common.openai_requests import (
     ApiRequest,
@@ -46,7 +46,7 @@ from stoker.apps.gateway.wire import (
     ClientLeft,
     EventStream,
     JSONAnswer,
-    JSONParts,
+    json_parts,
     receive_body,
     result_unless_disconnected,
 )
@@ -112,11 +112,6 @@ def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: 
     )  # fmt: skip
 
 
-def set_request_parsers(asked: Asked, settings: ModelSettings) -> Asked:
-    choices = tuple(with_parsers(choice, settings) for choice in asked.choices)
-    return msgspec.structs.replace(asked, request=with_parsers(asked.request, settings), choices=choices)
-
-
 def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
     """Estimate the tokens that a request reads (one per four characters) and writes, if its client disconnects."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
@@ -147,13 +142,13 @@ def _choices(request: ApiRequest, prompts: int, number: int, *, logprobs: int) -
 
 def likeliest(choices: Sequence[Choice], *, per_prompt: int, best: int) -> list[Choice]:
     """Return the `best` choices of each prompt, by the mean log-probability of their new tokens."""
+
+    def mean_logprob(choice: Choice) -> float:
+        new = (choice.logprobs or ())[-choice.completion_tokens :] if choice.completion_tokens else ()
+        return sum(logprob or 0.0 for _, logprob, _ in new) / max(1, len(new))
+
     prompts = (choices[start : start + per_prompt] for start in range(0, len(choices), per_prompt))
-    return [choice for each in prompts for choice in sorted(each, key=_mean_logprob, reverse=True)[:best]]
-
-
-def _mean_logprob(choice: Choice) -> float:
-    new = (choice.logprobs or ())[-choice.completion_tokens :] if choice.completion_tokens else ()
-    return sum(logprob or 0.0 for _, logprob, _ in new) / max(1, len(new))
+    return [choice for each in prompts for choice in sorted(each, key=mean_logprob, reverse=True)[:best]]
 
 
 def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
@@ -171,11 +166,6 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
 
 
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
-
-
-def _allowed_wait_s(request: Request) -> float | None:
-    found = _WAITS.search(request.headers.get("prefer", ""))
-    return float(found[1]) if found else None
 
 
 _AGAIN_S = 10.0
@@ -261,8 +251,11 @@ class Answering:
         read = read or partial(parse_model_request, endpoint=endpoint)
         asked = read(data, name=name, ignored=self._log_ignored_field_once)
         model = self._models.asked(asked.request.model, endpoint)
-        asked = set_request_parsers(asked, model.settings)
-        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _allowed_wait_s(request)
+        choices = tuple(with_parsers(choice, model.settings) for choice in asked.choices)
+        request_with_parsers = with_parsers(asked.request, model.settings)
+        asked = msgspec.structs.replace(asked, request=request_with_parsers, choices=choices)
+        prefers = _WAITS.search(request.headers.get("prefer", ""))
+        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, float(prefers[1]) if prefers else None
         objectives = read_objective_headers(request.headers, honoured=self._models.honoured, writes=writes)
         ttft_s = objectives.get("ttft", model.objectives.ttft_s)
         try:
@@ -314,7 +307,7 @@ class Answering:
                 )
             vectors = Vectors(pieces[0].width, pieces[0].tokens, b"".join(piece.data for piece in pieces))
             running.count(vectors.tokens, 0)
-            return JSONParts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
+            return json_parts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
         choices: list[Choice] = [choice for [choice] in found]
         per_prompt = len(choices) // asked.prompts
         read = sum(choice.prompt_tokens for choice in choices[::per_prompt])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class BatchReader:
         self._log = log
         self._models = models
         self._at = 0
-        self._requested_models: Mapping[str, str] | None = None
+        self._requested_models: dict[str, str] | None = None
 
     def read_log(self) -> bool:
         """Add new lines of the log. Return True if more may follow immediately."""
@@ -97,14 +97,10 @@ class BatchReader:
     def _asked_model(self, custom_id: str) -> str:
         """Return the model from the input file, because an error does not name it."""
         if self._requested_models is None:
-            self._requested_models = dict(_read_requested_models(self._requests))
+            self._requested_models = {}
+            with suppress(FileNotFoundError), self._requests.open("rb") as lines:
+                for line in lines:
+                    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        found = msgspec.json.decode(line, type=_BatchRequest)
+                        self._requested_models[found.custom_id or ""] = str(found.body.get("model", ""))
         return self._requested_models.get(custom_id, "")
-
-
-def _read_requested_models(requests: Path) -> Iterable[tuple[str, str]]:
-    with suppress(FileNotFoundError), requests.open("rb") as lines:
-        for line in lines:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = msgspec.json.decode(line, type=_BatchRequest)
-                if found.custom_id is not None:
-                    yield found.custom_id, str(found.body.get("model", ""))

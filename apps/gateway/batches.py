@@ -184,10 +184,7 @@ class Batches:
         self._followed[id] = MonitoredBatch(id)
         task = asyncio.create_task(self._run_to_end(self._followed[id]))
         self._tasks[id] = task
-        task.add_done_callback(lambda _task: self._forget(id))
-
-    def _forget(self, id: str) -> None:
-        del self._tasks[id], self._followed[id]
+        task.add_done_callback(lambda _task: (self._tasks.pop(id), self._followed.pop(id)))
 
     async def _run_to_end(self, followed: MonitoredBatch) -> None:
         is_over = False
@@ -202,8 +199,7 @@ class Batches:
 
     async def _start(self, followed: MonitoredBatch) -> None:
         """Find or start the process of a batch. Call again after an OSError."""
-        self._expire(followed)
-        batch = self._read(followed.id)
+        batch = self._expire(followed)
         if batch is None or batch.status not in _OPEN:
             return
         if not followed.has_process:
@@ -267,12 +263,13 @@ class Batches:
     def _reader(self, batch: GatewayBatch) -> BatchReader:
         return BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
 
-    def _expire(self, followed: MonitoredBatch) -> None:
+    def _expire(self, followed: MonitoredBatch) -> GatewayBatch | None:
         batch = self._read(followed.id)
         if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
             batch.status = "finalizing"
             self._keep(batch)
             followed.stop()
+        return batch
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
         """None if the key of the batch has no limits. A deleted key gets no permits."""
@@ -323,7 +320,9 @@ class Batches:
         else:
             batch.status, why, message = _EARLY_ENDS[batch.status]
             if batch.status == "failed":
-                said = self._last_log_line(batch.id) or f"stoker batch exited with code {code}"
+                said = f"stoker batch exited with code {code}"
+                with contextlib.suppress(OSError, IndexError):
+                    said = (self._folder / f"{batch.id}.log").read_text(errors="replace").strip().splitlines()[-1]
                 log.warning("batch %s failed: %s", batch.id, said)
                 batch.problem = "the batch failed before all requests were answered; the gateway's log says why"
             run.mkdir(exist_ok=True)
@@ -347,12 +346,6 @@ class Batches:
             stored = self.files.add(path, filename=name, purpose="batch_output", owner=batch.owner)
             followed.given[name] = stored.id
         return followed.given[name]
-
-    def _last_log_line(self, id: str) -> str:
-        with contextlib.suppress(OSError):
-            lines = (self._folder / f"{id}.log").read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else ""
-        return ""
 
     # ---- on disk
 

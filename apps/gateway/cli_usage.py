@@ -8,18 +8,16 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 
 import click
-import msgspec
 
 from stoker.apps.gateway.usage import (
     COLUMNS,
+    COUNTS,
     DEFAULT_BY,
     DEFAULT_SINCE,
     UsageFile,
     UsageQuery,
     UsageRow,
     first_day,
-    sum_usage_rows,
-    usage_row_to_dict,
 )
 from stoker.console import json as print_json
 from stoker.console import line, lines
@@ -64,7 +62,7 @@ def usage(*, key: str, model: str, since: str, by: tuple[str, ...], as_json: boo
     except (OSError, sqlite3.Error) as error:
         raise StokerError(f"{file.path}: cannot be read: {error}; try again, or move the file away") from error
     if as_json:
-        print_json({"file": str(file.path), "since": since, "usage": [usage_row_to_dict(row, by) for row in rows]})
+        print_json({"file": str(file.path), "since": since, "usage": rows})
     elif as_csv:
         lines(_csv(rows, by))
     elif rows:
@@ -75,23 +73,18 @@ def usage(*, key: str, model: str, since: str, by: tuple[str, ...], as_json: boo
 
 def _csv(rows: Sequence[UsageRow], by: Sequence[str]) -> list[str]:
     written = io.StringIO()
-    table = csv.writer(written, lineterminator="\n")
-    table.writerow([*by, *_fields()])
-    table.writerows(list(usage_row_to_dict(row, by).values()) for row in rows)
+    table = csv.DictWriter(written, [*by, *COUNTS], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
     return written.getvalue().splitlines()
 
 
-def _fields() -> tuple[str, ...]:
-    return tuple(usage_row_to_dict(UsageRow(), ()))
-
-
 def _table(rows: Sequence[UsageRow], by: Sequence[str]) -> Iterator[str]:
-    shown = [list(usage_row_to_dict(row, by).values()) for row in rows]
-    sums = msgspec.structs.astuple(sum_usage_rows(rows))
-    cells: list[list[str | int]] = [[*by, *_COLUMNS], *shown, ["all", *([""] * (len(by) - 1)), *sums]]
+    sums = [sum(row[name] for row in rows) for name in COUNTS]
+    blanks = [""] * (len(by) - 1)
+    cells = [[*by, *_COLUMNS], *([*row.values()] for row in rows), ["all", *blanks, *sums]]
     texts = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in cells]
     wide = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
-        names = [f"{cell:<{width}}" for cell, width in zip(row[: len(by)], wide, strict=False)]
-        numbers = [f"{cell:>{width}}" for cell, width in zip(row[len(by) :], wide[len(by) :], strict=True)]
-        yield "  " + "  ".join([*names, *numbers])
+        padded = (f"{cell:{'<' if place < len(by) else '>'}{wide[place]}}" for place, cell in enumerate(row))
+        yield "  " + "  ".join(padded)

@@ -44,6 +44,22 @@ class TryLater(RequestRefused):
         self.why = why
 
 
+_REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
+    NoDeviceError: ("no device of this site can ever hold the model", "model_fits_nowhere", 503, 0.0),
+    # several devices have already tried to load the model
+    ContextError: ("the model could not be loaded", "model_unavailable", 503, 0.0),
+    CallTimeoutError: ("the request ran longer than its limit", "timeout", 504, 0.0),
+    CallDroppedError: ("the session has more requests than it can answer", "overloaded", 503, _BUSY_S),
+    CallCancelledError: ("the request was cancelled before it was answered", "cancelled", 503, _BUSY_S),
+    StreamDiffersError: (
+        "the request had to run again, and its new text differs from the text already sent", "stream_differs", 500, 0.0
+    ),
+    SerializationError: ("the answer could not be read", "result_unreadable", 500, 0.0),
+    SessionError: ("the session does not answer now", "session_unavailable", 503, _BUSY_S),
+}  # fmt: skip
+"""Message, code, status and seconds before a retry, by the kind of an error; the first kind that fits counts."""
+
+
 def refusal_of(error: BaseException) -> Refusal:
     """Return the error for the client, without names of calls, hosts or folders."""
     match error:
@@ -51,33 +67,18 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(error.error, error.retry_after_s)
         case RequestRefused():
             return Refusal(error.error)
-        case NoDeviceError():
-            return _refusal("no device of this site can ever hold the model", "model_fits_nowhere", 503)
-        case ContextError():  # several devices have already tried to load the model
-            return _refusal("the model could not be loaded", "model_unavailable", 503)
-        case CallTimeoutError():
-            return _refusal("the request ran longer than its limit", "timeout", 504)
         case CallDroppedError() if retry_after_s := error.facts.get("retry_after_s"):
             text = (
                 f"the model cannot answer in time: {error.facts['reason']}. Ask again in {show_seconds(retry_after_s)}"
             )
             refused = ApiError(text, type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503)
             return Refusal(refused, retry_after_s)
-        case CallDroppedError():
-            return _refusal("the session has more requests than it can answer", "overloaded", 503, _BUSY_S)
-        case CallCancelledError():
-            return _refusal("the request was cancelled before it was answered", "cancelled", 503, _BUSY_S)
-        case StreamDiffersError():
-            said = "the request had to run again, and its new text differs from the text already sent"
-            return _refusal(said, "stream_differs", 500)
-        case SerializationError():
-            return _refusal("the answer could not be read", "result_unreadable", 500)
-        case SessionError():
-            return _refusal("the session does not answer now", "session_unavailable", 503, _BUSY_S)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return _refusal(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
-        case _:
-            return _refusal("the request failed", "call_failed", 500)
+    for kind, (message, code, status, retry_after_s) in _REFUSALS.items():
+        if isinstance(error, kind):
+            return _refusal(message, code, status, retry_after_s)
+    return _refusal("the request failed", "call_failed", 500)
 
 
 def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
@@ -86,7 +87,6 @@ def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -
 
 
 log = logging.getLogger("stoker.gateway")
-_OWN_FAULT = 500
 
 
 def log_failure(error: BaseException, request: Request) -> None:

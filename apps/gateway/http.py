@@ -35,7 +35,7 @@ from stoker.apps.gateway.scoring import RERANK, SCORE
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
 from stoker.apps.gateway.session_figures import session_figures
 from stoker.apps.gateway.tokenizing import DETOKENIZE, TOKENIZE, Tokenizing
-from stoker.apps.gateway.usage import UsageRecorder, read_query, usage_row_to_dict
+from stoker.apps.gateway.usage import UsageRecorder, read_query
 from stoker.apps.gateway.wire import (
     ClientLeft,
     CrossOrigin,
@@ -268,8 +268,7 @@ class Gateway:
                 "the usage cannot be read now; the gateway's log says why", type="server_error",
                 code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
-        data = [usage_row_to_dict(row, asked.by) for row in rows]
-        return JSONAnswer({"object": "list", "since": asked.since, "data": data})
+        return JSONAnswer({"object": "list", "since": asked.since, "data": rows})
 
     async def _show_model(self, request: Request, _caller: Caller) -> Response:
         return JSONAnswer(_shown(self._models.named(request.path_params["name"])))

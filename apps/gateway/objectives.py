@@ -95,9 +95,8 @@ class RequestLengths:
                 tokens = await asyncio.to_thread(self._counted, self._count, counted)
         except RecipeError as error:
             if self._count is not None:  # another request may have failed first
-                log.warning(
-                    "%s; the lengths of its prompts are estimated at %d characters per token", error, TOKEN_CHARACTERS
-                )
+                said = "%s; the lengths of its prompts are estimated at %d characters per token"
+                log.warning(said, error, TOKEN_CHARACTERS)
             self._count = None
             return len(text) // TOKEN_CHARACTERS
         self._is_read = True

@@ -13,9 +13,10 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,8 +35,6 @@ _EVERY_S = 1.0
 _LOCKED_S = 2.0
 """Seconds to wait for the lock of another process."""
 _LOG_INTERVAL_S = 60.0
-_MOST_ROWS = 10_000
-_OTHERS = "(others)"
 
 
 class UsageCount(msgspec.Struct):
@@ -48,28 +47,17 @@ class UsageCount(msgspec.Struct):
     failed: int = 0
 
     def add(self, other: UsageCount) -> None:
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-_COUNTS = UsageCount.__struct_fields__
+COUNTS = UsageCount.__struct_fields__
 Place = tuple[str, str, str]
 """The day, key and model of a count."""
-
-
-class UsageRow(UsageCount):
-    """A row of a report. Missing columns are empty."""
-
-    key: str = ""
-    model: str = ""
-    day: str = ""
-
-
-class BatchUsage(msgspec.Struct, frozen=True):
-    """The totals of a batch so far, by model."""
-
-    key: str
-    models: dict[str, UsageCount]
+UsageRow = dict[str, Any]
+"""A row of a report: its columns, and the counts."""
+BatchTotals = tuple[str, dict[str, UsageCount]]
+"""The key of a batch, and its totals so far by model."""
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
@@ -88,18 +76,13 @@ def read_query(given: Mapping[str, str]) -> UsageQuery:
             raise RequestRefused(f"{name:.80} is not a filter of usage", param=name[:80], code="unknown_parameter")
     by = tuple(dict.fromkeys(given.get("by", ",".join(DEFAULT_BY)).split(",")))
     if unknown := set(by) - set(COLUMNS):
-        raise RequestRefused(
-            f"by is {min(unknown)!r:.80}; there are {', '.join(COLUMNS)}", param="by", code="invalid_value"
-        )
+        said = f"by is {min(unknown)!r:.80}; there are {', '.join(COLUMNS)}"
+        raise RequestRefused(said, param="by", code="invalid_value")
     try:
         since = first_day(given.get("since", DEFAULT_SINCE))
     except ValueError as error:
         raise RequestRefused(f"since: {error}", param="since", code="invalid_value") from None
     return UsageQuery(since, given.get("key", ""), given.get("model", ""), by)
-
-
-def usage_row_to_dict(row: UsageRow, by: Sequence[str]) -> dict[str, str | int]:
-    return {name: getattr(row, name) for name in (*by, *_COUNTS)}
 
 
 def first_day(text: str) -> str:
@@ -117,19 +100,18 @@ def today() -> str:
     return time.strftime("%Y-%m-%d")
 
 
-_NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in _COUNTS)
-_NAMES = ", ".join(_COUNTS)
+_NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in COUNTS)
+_NAMES = ", ".join(COUNTS)
 _TABLES = (
     f"CREATE TABLE IF NOT EXISTS usage (day TEXT, key TEXT, model TEXT, {_NUMBERS}, PRIMARY KEY (day, key, model))"
     " WITHOUT ROWID",
     f"CREATE TABLE IF NOT EXISTS batches (batch TEXT, model TEXT, day TEXT, {_NUMBERS}, PRIMARY KEY (batch, model))"
     " WITHOUT ROWID",
 )
-_PLACEHOLDERS = ", ".join("?" for _ in _COUNTS)
+_PLACEHOLDERS = ", ".join("?" for _ in COUNTS)
 _ADD_USAGE = (
     f"INSERT INTO usage (day, key, model, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
-    " ON CONFLICT (day, key, model) DO UPDATE SET "
-    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
+    " ON CONFLICT (day, key, model) DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
 )
 _COUNTED = f"SELECT {_NAMES} FROM batches WHERE batch = ? AND model = ?"
 _REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
@@ -145,20 +127,20 @@ class UsageFile:
     def usual(cls) -> UsageFile:
         return cls(state_folder() / "serve" / "usage.sqlite")
 
-    def add(self, counts: Mapping[Place, UsageCount], batches: Mapping[str, BatchUsage] | None = None) -> None:
+    def add(self, counts: Mapping[Place, UsageCount], batches: Mapping[str, BatchTotals] | None = None) -> None:
         """Add counts, and the new part of the batches' totals, in one transaction."""
         with self._changed() as database:
             for place, count in counts.items():
                 database.execute(_ADD_USAGE, (*place, *msgspec.structs.astuple(count)))
-            for id, batch in (batches or {}).items():
-                for model, total in batch.models.items():
-                    _add_batch(database, id, model, total, key=batch.key)
+            for id, (key, models) in (batches or {}).items():
+                for model, total in models.items():
+                    _add_batch(database, id, model, total, key=key)
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
         if not self.path.exists() or not self.path.stat().st_size:
             return []
         columns = ", ".join(query.by)
-        sums = ", ".join(f"SUM({name})" for name in _COUNTS)
+        sums = ", ".join(f"SUM({name})" for name in COUNTS)
         asked = (
             f"SELECT {columns}, {sums} FROM usage WHERE day >= ? AND ? IN ('', key) AND ? IN ('', model)"
             f" GROUP BY {columns} ORDER BY {columns}"
@@ -166,7 +148,7 @@ class UsageFile:
         address = f"{self.path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, uri=True, timeout=_LOCKED_S)) as database:
             found = database.execute(asked, (query.since, query.key, query.model)).fetchall()
-        return [UsageRow(**dict(zip((*query.by, *_COUNTS), row, strict=True))) for row in found]
+        return [dict(zip((*query.by, *COUNTS), row, strict=True)) for row in found]
 
     @contextmanager
     def _changed(self) -> Iterator[sqlite3.Connection]:
@@ -201,7 +183,7 @@ class UsageRecorder:
     def __init__(self, file: UsageFile | None = None) -> None:
         self._file = file
         self._counts: dict[Place, UsageCount] = {}
-        self._batches: dict[str, BatchUsage] = {}
+        self._batches: dict[str, BatchTotals] = {}
         self._changing = threading.Lock()
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -225,7 +207,7 @@ class UsageRecorder:
     def set_batch(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
         if self._file is not None and models:
             with self._changing:
-                self._batches[id] = BatchUsage(key or NOBODY, dict(models))
+                self._batches[id] = key or NOBODY, dict(models)
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
         """Write the counts, and return the rows of a report. Raises OSError and sqlite3.Error."""
@@ -248,19 +230,12 @@ class UsageRecorder:
                     for place, count in counts.items():
                         self._add(place, count)
                     self._batches = {**batches, **self._batches}
-                self._log_error(error)
+                if time.monotonic() >= self._logged_at + _LOG_INTERVAL_S:
+                    self._logged_at, path = time.monotonic(), self._file.path
+                    log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
 
     def _add(self, place: Place, count: UsageCount) -> None:
-        if place not in self._counts and len(self._counts) >= _MOST_ROWS:
-            place = (place[0], _OTHERS, _OTHERS)
         self._counts.setdefault(place, UsageCount()).add(count)
-
-    def _log_error(self, error: Exception) -> None:
-        now = time.monotonic()
-        if now >= self._logged_at + _LOG_INTERVAL_S:
-            self._logged_at = now
-            path = self._file.path if self._file is not None else ""
-            log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
@@ -269,10 +244,3 @@ class UsageRecorder:
         if self._counts or self._batches:
             lost = sum(count.requests for count in self._counts.values())
             log.warning("the usage of %d requests is lost: it could not be written", lost)
-
-
-def sum_usage_rows(rows: Sequence[UsageRow]) -> UsageCount:
-    total = UsageCount()
-    for row in rows:
-        total.add(row)
-    return total

@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.apps.common.openai_requests import RequestRefused
@@ -24,9 +24,6 @@ from stoker.apps.gateway.failures import refusal_of
 T = TypeVar("T")
 _LARGEST_BODY_FACTOR = 16
 """A body that is too large is read up to this multiple of the limit, because clients read an answer only afterwards."""
-
-
-_SERVER_ERROR = 500
 _REQUEST_ID = "x-request-id"
 
 
@@ -59,15 +56,12 @@ class CrossOrigin:
         self._is_open = is_open
         self._cors = CORSMiddleware(
             app, allow_origins=list(origins) or ["*"], allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"],
-            expose_headers=[_REQUEST_ID, "retry-after"], max_age=_PREFLIGHT_S,
+            expose_headers=[_REQUEST_ID, "retry-after"], max_age=600,
         )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app if self._is_open() else self._cors
         await app(scope, receive, send)
-
-
-_PREFLIGHT_S = 600
 
 
 class ClientLeft(Exception): ...
@@ -80,27 +74,18 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette has no types here
         return msgspec.json.encode(content)
 
 
-class JSONParts(Response):  # type: ignore[misc]
-    """A JSON body that is encoded in parts during sending, to limit memory."""
+def json_parts(parts: Iterator[bytes]) -> Response:
+    """Answer with JSON that is encoded in parts during sending, to limit memory."""
+    first, second = next(parts), next(parts, None)
+    if second is None:
+        return Response(first, media_type="application/json")
 
-    media_type = "application/json"
-
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        first, second = next(parts), next(parts, None)
-        self._parts = itertools.chain([first], [second] if second is not None else [], parts)
-        super().__init__()
-        if second is None:
-            self.headers["content-length"] = str(len(first))
-        else:
-            del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope, receive
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+    async def send() -> AsyncGenerator[bytes, None]:
+        for part in itertools.chain([first, second], parts):
+            yield part
             await asyncio.sleep(0)  # let other requests run, even if the send does not wait
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return StreamingResponse(send(), media_type="application/json")
 
 
 def error_answer(error: BaseException) -> Response:
@@ -109,7 +94,7 @@ def error_answer(error: BaseException) -> Response:
     headers = {}
     if refusal.retry_after_s:
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
-    elif refusal.error.status >= _SERVER_ERROR:
+    elif refusal.error.status >= 500:
         headers["x-should-retry"] = "false"
     if refusal.error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
