@@ -94,10 +94,12 @@ class GatewayMetrics:
             "stoker_gateway_objectives", "Streams with an objective, by whether they met it", _MODEL, "objective", "met"
         )
         self.refused = counter("stoker_gateway_refused", "Requests refused because they would have been late", _MODEL)
-        self.hot = gauge("stoker_model_hot", "Libraries with the model loaded")
-        self.loading = gauge("stoker_model_loading", "Libraries that load the model")
-        self.asleep = gauge("stoker_model_asleep", "Libraries with the model asleep")
-        self.wake = gauge("stoker_model_wake_seconds", "Time of the model's last wake")
+        self.states = (
+            gauge("stoker_model_hot", "Libraries with the model loaded"),
+            gauge("stoker_model_loading", "Libraries that load the model"),
+            gauge("stoker_model_asleep", "Libraries with the model asleep"),
+            gauge("stoker_model_wake_seconds", "Time of the model's last wake"),
+        )
         self._session = SessionMetrics(registry)
 
     def request(
@@ -139,10 +141,8 @@ class GatewayMetrics:
         for model in models.values():
             facts = facts_of(status, model)
             self.running.labels(model.name).set(model.meter.running)
-            self.hot.labels(model.name).set(facts.hot)
-            self.loading.labels(model.name).set(facts.loading)
-            self.asleep.labels(model.name).set(facts.asleep)
-            self.wake.labels(model.name).set(facts.wake_s)
+            for gauge, value in zip(self.states, (facts.hot, facts.loading, facts.asleep, facts.wake_s), strict=True):
+                gauge.labels(model.name).set(value)
         self._session.status, self._session.names = status, model_names_by_recipe(models)
         return bytes(generate_latest(_SummedRegistry(self._registry, others) if others else self._registry))
 
@@ -233,10 +233,7 @@ class RunningRequest:
         ttft_s = self._first_at - self._begun_at if self._first_at else None
         tpot_s = (self._last_at - self._first_at) / (self._pieces - 1) if self._pieces > 1 else None
         failed = isinstance(error, Exception) and not isinstance(error, ClientLeft)
-        if error is not None and not failed:
-            status = _CLIENT_CLOSED
-        else:
-            status = str(refusal_of(error).error.status) if error is not None else "200"
+        status = "200" if error is None else str(refusal_of(error).error.status) if failed else _CLIENT_CLOSED
         metrics.requests.labels(name, self._endpoint.value, status).inc()
         if error is None:
             metrics.latency.labels(name).observe(time.monotonic() - self._begun_at)

@@ -51,7 +51,7 @@ class Phase(enum.Enum):
         return self not in (Phase.QUEUED, Phase.LOADING, Phase.TUNING)
 
 
-class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
+class BoardEntry(msgspec.Struct, kw_only=True):
     """The state of one job. Times are seconds since the epoch on the submitter's clock; None if unknown.
 
     `missed_since`: when the missed deadline became known; `looks_up`: the job starts with a lookup of its prompt;
@@ -187,7 +187,7 @@ def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") 
 
 def job_line(entry: BoardEntry, *, now: float) -> str:
     why = f"  {entry.why.splitlines()[0]}" if entry.why else ""
-    return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
+    return "  ".join(filter(None, _row(entry, now=now))) + why
 
 
 def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
@@ -217,16 +217,17 @@ def due(entry: BoardEntry, *, now: float) -> str:
     word = "ended" if entry.phase is Phase.DONE else "ends"
     if deadline is None:
         return f"{word} {clock(end, now=now)}" if end is not None else ""
-    by = f"deadline {clock(deadline, now=now)}"
+    by, at = f"(deadline {clock(deadline, now=now)})", f"{word} {clock(end, now=now)}"
     if entry.phase is Phase.DONE and end is not None:
-        return f"{word} {clock(end, now=now)}, {ended_by(deadline - end)} ({by})"
+        return f"{at}, {ended_by(deadline - end)} {by}"
     if deadline <= now and (end is None or end - now < 1.0):
-        return f"late by {show_seconds(max(1.0, now - deadline))} so far ({by})"
+        return f"late by {show_seconds(max(1.0, now - deadline))} so far {by}"
     if end is None:
-        return by
-    if deadline <= now:
-        return f"{word} {clock(end, now=now)}, late by {show_seconds(end - deadline)} ({by})"
-    return f"{word} {clock(end, now=now)}, {show_margin(deadline - end, left_s=end - now)} ({by})"
+        return by[1:-1]
+    margin = (
+        show_margin(deadline - end, left_s=end - now) if deadline > now else f"late by {show_seconds(end - deadline)}"
+    )
+    return f"{at}, {margin} {by}"
 
 
 def ended_by(margin_s: float) -> str:

@@ -6,6 +6,7 @@ If the policy does not forecast the end of calls, the end is extrapolated from t
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import time
@@ -96,50 +97,45 @@ def updated_entry(
     now = time.time() if now is None else now
     if call is None:
         return entry
-    entry = msgspec.structs.replace(entry, call=call.parsl_executor_task_id)
+    entry = copy.copy(entry)
+    entry.call = call.parsl_executor_task_id
     if picture is not None:
         listed = next((one for one in picture.calls if one.call == entry.call), None)
-        if listed is not None:
-            entry = _update_from_listed_call(entry, listed, picture, now)
+        if listed is not None and listed.state is not ListedState.FAILED:
+            _update_from_listed_call(entry, listed, picture, now)
     if call.forecast is not None and math.isfinite(call.forecast.ends_at):  # else unknown yet
-        entry = msgspec.structs.replace(entry, ends_at=call.forecast.ends_at + ahead_s)
+        entry.ends_at = call.forecast.ends_at + ahead_s
     if call.progress is not None:
-        entry = _update_from_progress(entry, call.progress, now)
-    match entry.in_time(now):
-        case False if entry.missed_since is None:
-            return msgspec.structs.replace(entry, missed_since=now)
-        case True:
-            return msgspec.structs.replace(entry, missed_since=None)
+        _update_from_progress(entry, call.progress, now)
+    in_time = entry.in_time(now)
+    if in_time or (in_time is False and entry.missed_since is None):
+        entry.missed_since = None if in_time else now
     return entry
 
 
-def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
-    if listed.state is ListedState.FAILED:
-        return entry
+def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> None:
     if entry.devices and entry.devices != listed.where:  # the call has lost a device or was preempted
-        entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + 1, seen_at=None)
+        entry.devices, entry.restarts, entry.seen_at = (), entry.restarts + 1, None
+    context = next((one for one in picture.contexts if one.name == listed.context), None)
+    loads_on = picture.loading_on.get(listed.context, ()) if context is not None and not context.hot else ()
     if listed.state is ListedState.RUNNING:
         since = now - listed.since_s
-        entry = _end_loading(entry, since)
-        return msgspec.structs.replace(
-            entry, phase=Phase.TUNING, devices=listed.where, why="",
-            started_at=since if entry.started_at is None else entry.started_at,
-        )  # fmt: skip
-    context = next((one for one in picture.contexts if one.name == listed.context), None)
-    if devices := picture.loading_on.get(listed.context, ()) if context is not None and not context.hot else ():
-        return msgspec.structs.replace(
-            entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}",
-            loading_at=now if entry.loading_at is None else entry.loading_at,
-        )  # fmt: skip
-    return msgspec.structs.replace(_end_loading(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
+        _end_loading(entry, since)
+        entry.phase, entry.devices, entry.why = Phase.TUNING, listed.where, ""
+        entry.started_at = since if entry.started_at is None else entry.started_at
+    elif loads_on:
+        entry.phase, entry.why = Phase.LOADING, f"its model loads on {', '.join(loads_on)}"
+        entry.loading_at = now if entry.loading_at is None else entry.loading_at
+    else:
+        _end_loading(entry, now)
+        entry.phase, entry.why = Phase.QUEUED, _reason(listed, context, picture)
 
 
-def _end_loading(entry: BoardEntry, at: float) -> BoardEntry:
+def _end_loading(entry: BoardEntry, at: float) -> None:
     """End the wait for the model, which counts as loading time."""
-    if entry.loading_at is None:
-        return entry
-    before = 0.0 if entry.started_at is not None else max(0.0, at - entry.loading_at)
-    return msgspec.structs.replace(entry, loading_at=None, loading_s=entry.loading_s + before)
+    if entry.loading_at is not None and entry.started_at is None:
+        entry.loading_s += max(0.0, at - entry.loading_at)
+    entry.loading_at = None
 
 
 def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionPicture) -> str:
@@ -153,23 +149,19 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionP
     return context.waits_for if context is not None else ""
 
 
-def _update_from_progress(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
-    saved, done = read_saved_state(progress), int(progress.done)
-    entry = msgspec.structs.replace(
-        entry, iterations=int(progress.total) or entry.iterations,
-        loss=progress.metric or entry.loss,  # a call that has just started reports no loss
-        metric=saved.metric if saved is not None else entry.metric,
-    )  # fmt: skip
+def _update_from_progress(entry: BoardEntry, progress: CallProgress, now: float) -> None:
+    saved, done, before = read_saved_state(progress), int(progress.done), entry.iteration
+    entry.iterations = int(progress.total) or entry.iterations
+    entry.loss = progress.metric or entry.loss  # a call that has just started reports no loss
+    entry.metric = saved.metric if saved is not None else entry.metric
+    entry.iteration = done
     if entry.seen_at is None or done < entry.seen_iteration:
-        return msgspec.structs.replace(entry, iteration=done, seen_at=now, seen_iteration=done)
-    made = done - entry.seen_iteration
-    if made < _LEAST_ITERATIONS or entry.phase is not Phase.TUNING:
-        return msgspec.structs.replace(entry, iteration=done)
-    # Times measured on these devices are more accurate than the scheduler's forecast, which is an upper bound.
-    if done == entry.iteration and entry.measured_ends_at is not None:
-        return msgspec.structs.replace(entry, ends_at=entry.measured_ends_at)
-    ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
-    return msgspec.structs.replace(entry, iteration=done, ends_at=ends_at, measured_ends_at=ends_at)
+        entry.seen_at, entry.seen_iteration = now, done
+    elif (made := done - entry.seen_iteration) >= _LEAST_ITERATIONS and entry.phase is Phase.TUNING:
+        # Times measured on these devices are more accurate than the scheduler's forecast, which is an upper bound.
+        if done != before or entry.measured_ends_at is None:
+            entry.measured_ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
+        entry.ends_at = entry.measured_ends_at
 
 
 class SubmittedJob:
