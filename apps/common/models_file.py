@@ -1,43 +1,15 @@
-"""models.toml: models by the name in requests, for `stoker serve` and `stoker batch`.
+"""models.toml: models by the name in requests, for `stoker serve` and `stoker batch`. docs/serve.md shows the settings.
 
-[models.small]
-path = "models/small"       a folder or file for `causal_lm` or `encoder`, relative to this file
-kind = "chat"               or "embedding"
-engine = "auto"             or "continuous", "static", "transformers", "vllm"
-graphs = true               the continuous engine captures its steps as CUDA graphs; default: false
-devices = 2                 devices of one node that share the model; default: 1
-max_model_len = 8192        maximum tokens of a prompt and its continuation; default: the model's limit
-chat_template = "chat.jinja"  a file, relative to this file, or the text; default: the model's
-quantization = "fp8"        with engine = "vllm"
-dtype = "auto"              "float32", "bfloat16", "float16", or "fp32", "bf16", "fp16"
-memory = "4 GB"             limits of host memory and device memory; default: measured
-device_memory = "8 GB"
-tool_parser = "hermes"      format of function calls; default: by the chat template; also "llama3_json", "mistral",
-                            "qwen3_xml" and "json"
-reasoning_parser = "none"   format of reasoning; default: by the chat template; "none": reasoning is part of the
-                            answer; also "deepseek_r1", "mistral" and "seed_oss"
-ttft = "1 s"                objectives: time to first token, and time per further token
-tpot = "100 ms"
-min = 1                     libraries that stay loaded
-max = 4                     limit of loaded libraries; default: unlimited
-keep_alive = "10 min"       idle time after which a library above `min` is unloaded; default: until its memory is
-                            needed
-cold = "wait"               a request for an unloaded model waits, also beyond `ttft`; "refuse": the client must retry
-                            later; default: the request waits within `ttft`
-
-[models.small.vllm]         any engine argument of vLLM, with engine = "vllm"
-max_num_batched_tokens = 8192
-
-[models.legal]              an adapter: a model that shares the libraries and the batch of its base
-base = "small"              another model of this file
-adapter = "lora"            a folder with a PEFT LoRA, or with a soft prompt of `stoker tune`; an adapter may set
-                            `ttft`, `tpot` and `cold`
+Formats of function calls (`tool_parser`): hermes, llama3_json, mistral, qwen3_xml and json. Formats of reasoning
+(`reasoning_parser`): deepseek_r1, mistral, seed_oss, and none if reasoning is part of the answer. The chat template
+decides by default.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -181,20 +153,18 @@ def _checked(found: dict[str, ModelSettings], *, file: str, folder: Path) -> dic
     }
     models = _link_adapters_to_bases(placed, file=file)
     for name, settings in models.items():
-        longest = longest_input(settings.path, writes=True)
-        if settings.max_model_len and 0 < longest < settings.max_model_len:
-            raise ConfigError(
-                f"{file}: [models.{name}] max_model_len = {settings.max_model_len} is more than the {longest} tokens of"
-                " the model",
-                file=file, key="max_model_len",
-            )  # fmt: skip
-        if settings.kind is ModelKind.CHAT and (encoder := encoder_class(settings.path)):
-            raise ConfigError(
-                f'{file}: [models.{name}] {settings.path} is an encoder ({encoder}), which generates no text;'
-                ' write kind = "embedding"',
-                file=file, key="kind",
-            )  # fmt: skip
+        for key, problem in _find_model_problems(settings):
+            raise ConfigError(f"{file}: [models.{name}] {problem}", file=file, key=key)
     return models
+
+
+def _find_model_problems(settings: ModelSettings) -> Iterator[tuple[str, str]]:
+    longest, most = longest_input(settings.path, writes=True), settings.max_model_len or 0
+    if 0 < longest < most:
+        yield "max_model_len", f"max_model_len = {most} is more than the {longest} tokens of the model"
+    if settings.kind is ModelKind.CHAT and (encoder := encoder_class(settings.path)):
+        why = f"is an encoder ({encoder}), which generates no text"
+        yield "kind", f'{settings.path} {why}; write kind = "embedding"'
 
 
 def model_digest_or_name(recipe: Recipe, path: str = "") -> str:
@@ -234,11 +204,8 @@ def _link_adapters_to_bases(models: dict[str, ModelSettings], *, file: str) -> d
     of_base: dict[str, dict[str, str]] = {}
     for name, settings in models.items():
         if settings.adapters:
-            raise ConfigError(
-                f"{file}: [models.{name}] adapters is not a setting; write [models.NAME] with base and adapter for"
-                " each adapter",
-                file=file, key="adapters",
-            )  # fmt: skip
+            why = "adapters is not a setting; write [models.NAME] with base and adapter for each adapter"
+            raise ConfigError(f"{file}: [models.{name}] {why}", file=file, key="adapters")
         if settings.base:
             if why := _find_adapter_problem(settings, models):
                 raise ConfigError(f"{file}: [models.{name}] {why}", file=file, key="base")

@@ -7,6 +7,7 @@ several functions identifies an answer.
 from __future__ import annotations
 
 import base64
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from stoker.apps.common.answer_parsing import (
     parse_whole_answer,
     tool_format,
 )
-from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     ApiError,
@@ -37,6 +37,8 @@ from stoker.apps.common.tool_prompts import has_tool_support, template_messages
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
+Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
+"""Per token: text, log-probability (None: first of a prompt), and the likeliest tokens with theirs."""
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _MOST_SPECIAL_TOKENS = 16
@@ -415,3 +417,56 @@ def _embedding_item_body(index: int, vector: bytes, packed: bool) -> Body:
 
 def _embedding_model_and_usage(vectors: Vectors, model: str) -> Body:
     return {"model": model, "usage": {"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens}}
+
+
+# ---- log-probabilities, which OpenAI writes in one format for conversations and another for completions
+
+_LEAST_LOGPROB = -9999.0
+"""OpenAI's value for an impossible token, because JSON has no infinity."""
+
+
+def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
+    if likelihoods is None:
+        return None
+    return {
+        "content": [
+            {**_chance(token, chance), "top_logprobs": [_chance(*one) for one in likeliest]}
+            for token, chance, likeliest in likelihoods
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
+    """`offset`: number of characters before the first token."""
+    if likelihoods is None:
+        return None
+    ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
+    return {
+        "tokens": [_named(token) for token, _, _ in likelihoods],
+        "token_logprobs": [_clamp_logprob_for_json(chance) for _, chance, _ in likelihoods],
+        "top_logprobs": [
+            None if own is None else {_named(token): _clamp_logprob_for_json(chance) for token, chance in likeliest}
+            for _, own, likeliest in likelihoods
+        ],
+        "text_offset": [max(0, end) for end in ends][: len(likelihoods)],
+    }
+
+
+def _clamp_logprob_for_json(chance: float | None) -> float | None:
+    return None if chance is None else max(_LEAST_LOGPROB, chance)
+
+
+def _chance(token: str, chance: float | None) -> Body:
+    return {"token": str(token), "logprob": _clamp_logprob_for_json(chance), "bytes": list(_bytes_of(token))}
+
+
+def _bytes_of(token: str) -> bytes:
+    raw: bytes = getattr(token, "raw", None) or token.encode()
+    return raw
+
+
+def _named(token: str) -> str:
+    """Return a token as text, or in OpenAI's `bytes:` notation for a part of a character."""
+    raw = getattr(token, "raw", None)
+    return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

@@ -31,9 +31,8 @@ from stoker.apps.gateway.batch_files import (
     write_batch_output_files,
 )
 from stoker.apps.gateway.batch_process import BatchPace, MonitoredBatch, find_process
-from stoker.apps.gateway.batch_usage import BatchReader
 from stoker.apps.gateway.keys import Guard
-from stoker.apps.gateway.usage import UsageRecorder
+from stoker.apps.gateway.usage import BatchReader, UsageRecorder
 
 log = logging.getLogger("stoker.gateway")
 

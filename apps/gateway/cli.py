@@ -1,12 +1,15 @@
-"""The options of `stoker serve`, `stoker serve keys` and `stoker serve groups`."""
+"""The options of `stoker serve` and of its subcommands."""
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import os
 import re
+import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,18 @@ from typing import Any
 import click
 import msgspec
 
-from stoker.apps.gateway.cli_usage import usage
 from stoker.apps.gateway.keys import KeyFile, KeyLimits, KeyRecord
-from stoker.console import ByteSize, Screen, WholeNumber, line, note
+from stoker.apps.gateway.usage import (
+    COLUMNS,
+    COUNTS,
+    DEFAULT_BY,
+    DEFAULT_SINCE,
+    UsageFile,
+    UsageQuery,
+    UsageRow,
+    first_day,
+)
+from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
@@ -250,7 +262,71 @@ def remove_group(*, name: str) -> None:
     line(f"the group {name} is removed")
 
 
-command.add_command(usage)
+_COLUMNS = ("requests", "tokens read", "written", "refused", "failed")
+
+
+class Since(click.ParamType[str]):
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return first_day(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@command.command("usage", short_help="Requests and tokens per key.")
+@click.option("--key", metavar="NAME", default="", help="Only this key; - is for clients without a key.")
+@click.option("--model", metavar="NAME", default="", help="Only this model.")
+@click.option(
+    "--since", metavar="TIME", type=Since(), default=DEFAULT_SINCE, show_default=True,
+    help="The first day: 30d, or a date.",
+)  # fmt: skip
+@click.option(
+    "--by", multiple=True, type=click.Choice(COLUMNS), default=DEFAULT_BY, show_default=True,
+    help="A column of the table; may be given several times.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+def usage(*, key: str, model: str, since: str, by: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
+    """Show the requests of your gateways and their tokens, of the last 400 days. No gateway needs to run.
+
+    Refused: by a limit of the key, or because the model would answer too late. Failed: answered with another error.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other; give one")
+    file, by = UsageFile.usual(), tuple(dict.fromkeys(by))
+    try:
+        rows = file.read(UsageQuery(since, key, model, by))
+    except (OSError, sqlite3.Error) as error:
+        raise StokerError(f"{file.path}: cannot be read: {error}; try again, or move the file away") from error
+    if as_json:
+        print_json({"file": str(file.path), "since": since, "usage": rows})
+    elif as_csv:
+        lines(_usage_csv(rows, by))
+    elif rows:
+        lines(_usage_table(rows, by))
+    else:
+        line(f"no requests since {since}")
+
+
+def _usage_csv(rows: Sequence[UsageRow], by: Sequence[str]) -> list[str]:
+    written = io.StringIO()
+    table = csv.DictWriter(written, [*by, *COUNTS], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return written.getvalue().splitlines()
+
+
+def _usage_table(rows: Sequence[UsageRow], by: Sequence[str]) -> Iterator[str]:
+    sums = [sum(row[name] for row in rows) for name in COUNTS]
+    blanks = [""] * (len(by) - 1)
+    cells = [[*by, *_COLUMNS], *([*row.values()] for row in rows), ["all", *blanks, *sums]]
+    texts = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in cells]
+    wide = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        padded = (f"{cell:{'<' if place < len(by) else '>'}{wide[place]}}" for place, cell in enumerate(row))
+        yield "  " + "  ".join(padded)
 
 
 def _describe_key(key: KeyRecord) -> str:

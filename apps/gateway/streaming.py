@@ -13,14 +13,16 @@ import stoker
 from stoker.apps.common.openai_answers import (
     AnswerPiece,
     EchoPiece,
+    Likelihoods,
     TextBegun,
     TextEnded,
     TextPiece,
     TokenPiece,
+    chat_logprobs,
+    completion_logprobs,
     delta_body,
     token_usage,
 )
-from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import RunningRequest
