@@ -81,7 +81,10 @@ def check_rows(
     for row in itertools.islice(read_rows(path), limit or None):
         item = _make_data_item(row, path=path, column=column)
         if column:
-            _refuse_repeated_id(names, item, row, path=path, column=column)
+            first = names.setdefault(item.id, row.number)
+            if first != row.number:
+                where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`
+                raise row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
         for name in _empty_columns(row, wanted, path=path, texts=texts):
             counts[name] += 1
             if counts[name] <= _SHOWN_PLACES:
@@ -114,13 +117,6 @@ def _make_data_item(row: Row, *, path: Path, column: str) -> DataItem:
 
 def _encode_item_for_digest(item: DataItem) -> bytes:
     return repr((item.id, sorted(item.fields.items()))).encode()
-
-
-def _refuse_repeated_id(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
-    first = names.setdefault(item.id, row.number)
-    if first != row.number:
-        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, depending on the file type
-        raise row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
 
 
 def _empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: Path, texts: bool) -> Iterator[str]:

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from stoker.apps.common.answer_parsing import (
     AnswerDelta,
     AnswerParser,
-    CallPart,
     ToolCall,
     answer_parser,
     parse_whole_answer,
@@ -395,15 +394,14 @@ def delta_body(delta: AnswerDelta) -> Body:
     if delta.text:
         found["content"] = delta.text
     if delta.calls:
-        found["tool_calls"] = [_tool_call_body(call) for call in delta.calls]
+        found["tool_calls"] = [
+            {
+                "index": call.index, **({"id": call.id, "type": "function"} if call.id else {}),
+                "function": {**({"name": call.name} if call.id else {}), "arguments": call.arguments},
+            }
+            for call in delta.calls
+        ]  # fmt: skip
     return found
-
-
-def _tool_call_body(call: CallPart) -> Body:
-    function = {"arguments": call.arguments}
-    if not call.id:
-        return {"index": call.index, "function": function}
-    return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
 
 
 def token_usage(read: int, written: int) -> Body:
@@ -458,12 +456,8 @@ def _clamp_logprob_for_json(chance: float | None) -> float | None:
 
 
 def _chance(token: str, chance: float | None) -> Body:
-    return {"token": str(token), "logprob": _clamp_logprob_for_json(chance), "bytes": list(_bytes_of(token))}
-
-
-def _bytes_of(token: str) -> bytes:
     raw: bytes = getattr(token, "raw", None) or token.encode()
-    return raw
+    return {"token": str(token), "logprob": _clamp_logprob_for_json(chance), "bytes": list(raw)}
 
 
 def _named(token: str) -> str:

@@ -66,13 +66,15 @@ def _message(message: Any, where: str, ignored: Callable[[str], None]) -> ChatMe
     if not isinstance(role, str) or role not in _ROLES:
         what = "is missing" if role is None else f"is {shown(role)}; it must be system, user, assistant or tool"
         raise refused(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
+    if role == "tool" and not message.get("tool_call_id"):
+        raise refused(f"{where}.tool_call_id", "is missing", "missing_required_parameter")
     calls = _calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else ()
     return ChatMessage(
         role=_ROLES[role],
         content="" if calls and not message.get("content") else _content_or_refusal(message, where),
         name=_text(message, "name", where),
         calls=calls,
-        call_id=_call_id(message, where) if role == "tool" else "",
+        call_id=_text(message, "tool_call_id", where) if role == "tool" else "",
         reasoning=next((text for name in _REASONING if isinstance(text := message.get(name), str)), ""),
     )
 
@@ -90,12 +92,6 @@ def _refuse_field(name: str, where: str) -> None:
 
 def _text(message: dict[str, Any], name: str, where: str) -> str:
     return expect(message.get(name) or "", str, f"{where}.{name}")
-
-
-def _call_id(message: dict[str, Any], where: str) -> str:
-    if not (id := _text(message, "tool_call_id", where)):
-        raise refused(f"{where}.tool_call_id", "is missing", "missing_required_parameter")
-    return id
 
 
 def _calls(calls: Any, where: str) -> tuple[SaidCall, ...]:

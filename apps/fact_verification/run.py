@@ -168,14 +168,10 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
     )
 
 
-def _option_text(options: VerificationOptions) -> str:
+def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:
     files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
     here = f"{Path.cwd()}/"
-    return "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
-
-
-def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:
-    same = _option_text(options)
+    same = "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
     steps = []
     if options.limit and options.limit < everything:
         about = ""

@@ -46,8 +46,11 @@ class FigureHistory:
         self._put(step, 1, values)
         while step - next(iter(self._steps)) >= self._most:
             if self._step_s < self._longest_s:
-                self._double_step()
+                self._step_s *= 2
                 step //= 2
+                steps, self._steps = self._steps, {}
+                for each, (count, sums) in steps.items():
+                    self._put(each // 2, count, sums)
             else:
                 del self._steps[next(iter(self._steps))]
 
@@ -68,12 +71,6 @@ class FigureHistory:
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
         self._steps[step] = before + count, sums
-
-    def _double_step(self) -> None:
-        self._step_s *= 2
-        steps, self._steps = self._steps, {}
-        for step, (count, sums) in steps.items():
-            self._put(step // 2, count, sums)
 
 
 def _file_route(path: str, name: str, media_type: str) -> Route:

@@ -118,7 +118,12 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
             models = ServedModels(settings, honoured=honoured_by(loaded) or frozenset())
             screen.line(session_line(loaded))
             screen.line(f"  {how}")
-            for line in (*_unusable_model_warnings(models), *_address_lines(listener, scheme, keys, models)):
+            for model in models.values():
+                try:
+                    model.prepare()
+                except TryLater as error:
+                    screen.line(f"  warning: the model {model.name} cannot be used: {error.why}; the others are served")
+            for line in _address_lines(listener, scheme, keys, models):
                 screen.line(line)
             if options.as_json:
                 url = None if options.uds else listener.address
@@ -196,14 +201,6 @@ def _check_tls(options: GatewayOptions) -> None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"--tls-cert {options.tls_cert}: cannot be used: {error}", key="tls_cert") from None
-
-
-def _unusable_model_warnings(models: ServedModels) -> Iterator[str]:
-    for model in models.values():
-        try:
-            model.prepare()
-        except TryLater as error:
-            yield f"  warning: the model {model.name} cannot be used: {error.why}; the others are served"
 
 
 def _address_lines(listener: Listener, scheme: str, keys: KeyFile, models: ServedModels) -> Iterator[str]:

@@ -24,7 +24,8 @@ def session_figures(
     """
     if status is None:
         return {"calls": {}, **{part: [] for part in _LISTS}, "more_pilots": 0, "kinds": {}}
-    served, names = names, {each.name: names.get(each.name, _short_name(each)) for each in status.contexts}
+    short = {each.name: each.name if each.arguments else each.title for each in status.contexts}
+    served, names = names, {**short, **names}
     busiest = sorted(status.contexts, key=lambda each: -(each.running + each.queued))[:_MOST_ROWS]
     keys = {each.key for each in busiest}
     contexts = [each for each in status.contexts if each.key in keys]  # in a stable order
@@ -81,10 +82,6 @@ def _named(struct: Any, names: Mapping[str, str]) -> dict[str, Any]:
     fields = _fields(struct)
     fields["context"] = names.get(struct.context, struct.context)
     return fields
-
-
-def _short_name(context: ContextStatus) -> str:
-    return context.name if context.arguments or context.title == context.name else context.title
 
 
 def _context(context: ContextStatus, names: Mapping[str, str]) -> dict[str, Any]:

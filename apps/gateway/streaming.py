@@ -207,10 +207,6 @@ class Chunks:
         return _event(chunk)
 
 
-def error_event(error: ApiError) -> bytes:
-    return _event(error.body)
-
-
 def comment(text: str) -> bytes:
     """Clients ignore a comment, which keeps connections open."""
     return f": {text}\n\n".encode()
@@ -278,7 +274,7 @@ class StreamedAnswer:
         except Exception as error:
             self._failure = error
             self._failed(error)
-            yield error_event(refusal_of(error).error)
+            yield _event(refusal_of(error).error.body)
         except BaseException as error:
             self._failure = error
             raise

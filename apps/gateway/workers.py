@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import Refusal, refusal_of
+from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import Sample, summed
 from stoker.apps.gateway.keys import Guard, HeldRequest
 from stoker.apps.gateway.listening import GRACE_S
@@ -177,25 +177,19 @@ class GatewayWorkers:
     async def _do(self, worker: _Worker, app: ASGIApp, name: str, given: list[Any]) -> Any:
         match name:
             case "hold":
-                return self._hold(worker, *given)
+                number, key = given
+                try:
+                    worker.held[number] = self._guard.begin_for_key_name(key)
+                except RequestRefused as error:
+                    return refusal_of(error)
             case "release":
-                return self._end_held_request(worker, *given)
+                if (held := worker.held.pop(given[0], None)) is not None:
+                    held.tokens = given[1]
+                    held.end()
             case "forward":
                 return await self._forward(worker, app, *given)
             case "ready":
                 worker.is_ready = True
-
-    def _hold(self, worker: _Worker, number: int, key: str) -> Refusal | None:
-        try:
-            worker.held[number] = self._guard.begin_for_key_name(key)
-        except RequestRefused as error:
-            return refusal_of(error)
-        return None
-
-    def _end_held_request(self, worker: _Worker, number: int, tokens: int) -> None:
-        if (held := worker.held.pop(number, None)) is not None:
-            held.tokens = tokens
-            held.end()
 
     async def _forward(self, worker: _Worker, app: ASGIApp, number: int, scope: dict[str, Any]) -> None:
         """Answer a forwarded request. Each message waits until the worker has passed it on."""

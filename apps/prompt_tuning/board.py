@@ -185,11 +185,6 @@ def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") 
     return lines
 
 
-def job_line(entry: BoardEntry, *, now: float) -> str:
-    why = f"  {entry.why.splitlines()[0]}" if entry.why else ""
-    return "  ".join(filter(None, _row(entry, now=now))) + why
-
-
 def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
     """Return the lines of `stoker tune status`. Of the ended jobs, only the latest `most_over` are shown."""
     if not seen:
@@ -305,7 +300,8 @@ class Display:
             moved = before is not None and entry.iteration != before.iteration
             if before is None or before.phase is not entry.phase or (moved and aged and entry.phase is Phase.TUNING):
                 self._before[entry.name], self._shown_at[entry.name] = entry, time.monotonic()
-                self._screen.line(f"  {job_line(entry, now=now)}")
+                why = entry.why.splitlines()[:1]
+                self._screen.line(f"  {'  '.join(filter(None, (*_row(entry, now=now), *why)))}")
 
     def tell(self, line: str) -> None:
         if line not in self._shown_lines:

@@ -45,9 +45,10 @@ def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, 
                 fcntl.flock(opened, fcntl.LOCK_EX)
             before = _read(file)
             base, text = _find_or_add_base_model(before, options, ready)
-            entry = {"base": base, "adapter": _relative_adapter_path(file.absolute().parent, adapter)}
+            folder, there = file.absolute().parent, adapter.absolute()
+            entry = {"base": base, "adapter": str(there.relative_to(folder) if there.is_relative_to(folder) else there)}
             text += _table(options.serve, entry, after=text)
-            parse_models(text, file=str(file), folder=file.absolute().parent)
+            parse_models(text, file=str(file), folder=folder)
             opened.write(text.removeprefix(before))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}", file=str(file)) from None
@@ -73,11 +74,6 @@ def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: Checke
     while base in models or base == name:
         base += "-base"
     return base, text + _table(base, {"path": os.path.abspath(model) if Path(model).exists() else model}, after=text)
-
-
-def _relative_adapter_path(folder: Path, adapter: Path) -> str:
-    there = adapter.absolute()
-    return str(there.relative_to(folder)) if there.is_relative_to(folder) else str(there)
 
 
 def _table(name: str, settings: dict[str, str], *, after: str) -> str:
