@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
+from stoker.apps.common.openai_messages import ToolCall
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint
 from stoker.apps.common.openai_tools import ToolChoice
-from stoker.apps.common.reasoning import REASONING, ReasoningParser, Thoughts, detect_reasoning_marks
+from stoker.apps.common.reasoning import REASONING, ReasoningParser, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
     PLAIN_FORMAT,
-    CallDelta,
+    AnswerDelta,
     CallParser,
     NamedCallParser,
-    ParsedText,
     ToolCallParser,
     ToolFormat,
     detect_tool_call_format,
 )
 from stoker.apps.common.tool_prompts import has_tool_support
 from stoker.apps.common.xml_calls import XMLCallParser
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    """`arguments`: text that may be invalid JSON."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class CallPart(msgspec.Struct, frozen=True):
-    """A part of function call number `index`. Only the first part has an `id` and a `name`."""
-
-    index: int
-    id: str
-    name: str
-    arguments: str
-
-
-class AnswerDelta(msgspec.Struct, frozen=True):
-    reasoning: str = ""
-    text: str = ""
-    calls: tuple[CallPart, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.reasoning or self.text or self.calls)
 
 
 class AnswerParser:
@@ -64,26 +37,27 @@ class AnswerParser:
         self.has_calls = False
 
     def feed(self, text: str) -> AnswerDelta:
-        thoughts = self._reasoning.feed(text) if self._reasoning else Thoughts(text=text)
-        parsed = self._calls.feed(thoughts.text) if self._calls else ParsedText(thoughts.text)
-        return self._make_answer_delta(thoughts.reasoning, parsed.text, parsed.calls)
+        return self._parse(self._reasoning.feed(text) if self._reasoning else AnswerDelta(text=text))
 
     def end(self) -> AnswerDelta:
-        thoughts = self._reasoning.end() if self._reasoning else Thoughts()
+        found = self._parse(self._reasoning.end()) if self._reasoning else AnswerDelta()
         if self._calls is None:
-            return self._make_answer_delta(thoughts.reasoning, thoughts.text, ())
-        first, last = self._calls.feed(thoughts.text), self._calls.end()
-        return self._make_answer_delta(thoughts.reasoning, first.text + last.text, (*first.calls, *last.calls))
+            return found
+        last = self._with_ids(self._calls.end())
+        return AnswerDelta(found.reasoning, found.text + last.text, (*found.calls, *last.calls))
 
     def finish_reason(self, reason: str) -> str:
         return "tool_calls" if self.has_calls and reason == "stop" else reason
 
-    def _make_answer_delta(self, reasoning: str, text: str, calls: Sequence[CallDelta]) -> AnswerDelta:
-        parts = tuple(
-            CallPart(call.index, self._id(call.index) if call.name else "", call.name, call.arguments) for call in calls
-        )
-        self.has_calls = self.has_calls or bool(parts)
-        return AnswerDelta(reasoning, text, parts)
+    def _parse(self, found: AnswerDelta) -> AnswerDelta:
+        if self._calls is None:
+            return found
+        return replace(self._with_ids(self._calls.feed(found.text)), reasoning=found.reasoning)
+
+    def _with_ids(self, found: AnswerDelta) -> AnswerDelta:
+        self.has_calls = self.has_calls or bool(found.calls)
+        calls = (replace(call, id=self._id(call.index)) if call.name else call for call in found.calls)
+        return replace(found, calls=tuple(calls)) if found.calls else found
 
     def _id(self, index: int) -> str:
         digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()

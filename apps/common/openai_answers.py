@@ -16,13 +16,12 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.apps.common.answer_parsing import (
-    AnswerDelta,
     AnswerParser,
-    ToolCall,
     answer_parser,
     parse_whole_answer,
     tool_format,
 )
+from stoker.apps.common.openai_messages import ToolCall
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     ApiError,
@@ -31,6 +30,7 @@ from stoker.apps.common.openai_requests import (
     SamplingOptions,
     TokenIds,
 )
+from stoker.apps.common.tool_calls import AnswerDelta
 from stoker.apps.common.tool_prompts import has_tool_support, template_messages
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import msgspec
 from stoker.apps.common.refusals import equals, expect, refused, shown
 
 
-class SaidCall(msgspec.Struct, frozen=True):
-    """A function call of an earlier answer. `arguments`: JSON text."""
+class ToolCall(msgspec.Struct, frozen=True):
+    """A function call of an answer. `arguments`: JSON text, which may be invalid."""
 
     id: str
     name: str
@@ -27,7 +27,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str
     name: str = ""
-    calls: tuple[SaidCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     reasoning: str = ""
 
@@ -94,12 +94,12 @@ def _text(message: dict[str, Any], name: str, where: str) -> str:
     return expect(message.get(name) or "", str, f"{where}.{name}")
 
 
-def _calls(calls: Any, where: str) -> tuple[SaidCall, ...]:
+def _calls(calls: Any, where: str) -> tuple[ToolCall, ...]:
     given = expect(calls or [], list, where, "a list of calls")
     return tuple(_call(call, f"{where}[{number}]") for number, call in enumerate(given))
 
 
-def _call(call: Any, where: str) -> SaidCall:
+def _call(call: Any, where: str) -> ToolCall:
     if (kind := expect(call, dict, where).get("type", "function")) != "function":
         raise refused(f"{where}.type", f"is {shown(kind)}; only function is supported", "unsupported_value")
     function = expect(call.get("function"), dict, f"{where}.function", "an object with name and arguments")
@@ -107,7 +107,7 @@ def _call(call: Any, where: str) -> SaidCall:
         if not isinstance(value, str) or not value:
             raise refused(f"{where}.{name}", "must be a text that is not empty", "invalid_type")
     arguments = expect(function.get("arguments", ""), str, f"{where}.function.arguments")
-    return SaidCall(call["id"], function["name"], arguments)
+    return ToolCall(call["id"], function["name"], arguments)
 
 
 def _content_or_refusal(message: dict[str, Any], where: str) -> str:

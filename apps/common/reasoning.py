@@ -8,68 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
+from stoker.apps.common.tool_calls import AnswerDelta, suffix_overlap_length
 
-from stoker.apps.common.tool_calls import suffix_overlap_length
-
-
-class ReasoningMarks(msgspec.Struct, frozen=True):
-    begin: str
-    end: str
-
-
-REASONING: Mapping[str, ReasoningMarks] = {
-    "deepseek_r1": ReasoningMarks("<think>", "</think>"),
-    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
-    "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>"),
+REASONING: Mapping[str, tuple[str, str]] = {
+    "deepseek_r1": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
 }
-"""By the name of vLLM's parser."""
+"""The marks before and after the reasoning, by the name of vLLM's parser."""
 NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
 def detect_reasoning_marks(template: str) -> str:
     """Return the name of the marks in a chat template, or `none`."""
-    found = (name for name, marks in REASONING.items() if marks.end in template)
+    found = (name for name, (_, end) in REASONING.items() if end in template)
     return next(found, NO_REASONING)
-
-
-class Thoughts(msgspec.Struct, frozen=True):
-    """A piece of text, as reasoning and as text after it."""
-
-    reasoning: str = ""
-    text: str = ""
 
 
 class ReasoningParser:
     """`prompt`: may end with the first mark."""
 
-    def __init__(self, marks: ReasoningMarks, *, prompt: str) -> None:
-        self._marks = marks
-        self._is_reasoning = prompt.rstrip().endswith(marks.begin)
+    def __init__(self, marks: tuple[str, str], *, prompt: str) -> None:
+        self._begin, self._end = marks
+        self._is_reasoning = prompt.rstrip().endswith(self._begin)
         self._is_first = not self._is_reasoning
         """True while the answer may still begin with the first reasoning mark."""
         self._is_blank = True
         """True while the reasoning, or the answer after it, is blank."""
         self._held = ""
 
-    def feed(self, text: str) -> Thoughts:
+    def feed(self, text: str) -> AnswerDelta:
         self._held += text
         if self._is_first and not self._begins():
-            return Thoughts()
+            return AnswerDelta()
         reasoning = self._take_reasoning() if self._is_reasoning else ""
-        return Thoughts(reasoning, "" if self._is_reasoning else self._take_answer())
+        return AnswerDelta(reasoning, "" if self._is_reasoning else self._take_answer())
 
-    def end(self) -> Thoughts:
+    def end(self) -> AnswerDelta:
         held, self._held = self._held, ""
-        return Thoughts(reasoning=held.rstrip()) if self._is_reasoning else Thoughts(text=held)
+        return AnswerDelta(reasoning=held.rstrip()) if self._is_reasoning else AnswerDelta(text=held)
 
     def _begins(self) -> bool:
         """Return False if more text must show whether the answer begins with the mark."""
         said = self._held.lstrip()
-        if said.startswith(self._marks.begin):
-            self._is_reasoning, self._held = True, said.removeprefix(self._marks.begin)
-        elif self._marks.begin.startswith(said):
+        if said.startswith(self._begin):
+            self._is_reasoning, self._held = True, said.removeprefix(self._begin)
+        elif self._begin.startswith(said):
             return False
         else:
             self._is_blank = False
@@ -77,13 +62,13 @@ class ReasoningParser:
         return True
 
     def _take_reasoning(self) -> str:
-        thought, mark, rest = self._held.partition(self._marks.end)
+        thought, mark, rest = self._held.partition(self._end)
         if mark:
             self._is_reasoning = False
             self._held = rest
             kept = thought.rstrip()
         else:
-            kept = thought[: len(thought) - suffix_overlap_length(thought, self._marks.end)].rstrip()
+            kept = thought[: len(thought) - suffix_overlap_length(thought, self._end)].rstrip()
             self._held = thought[len(kept) :]
         if self._is_blank:
             kept = kept.lstrip()

@@ -16,25 +16,30 @@ import msgspec
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A part of function call number `index`. Only the first part has a `name`. `arguments`: JSON text."""
+    """A part of function call number `index`. Only the first part has a `name`, and an `id` in answers."""
 
     index: int
     name: str = ""
     arguments: str = ""
+    id: str = ""
 
 
-class ParsedText(msgspec.Struct, frozen=True):
-    """The parts of a piece of text: ordinary text, and parts of the function calls after it."""
+class AnswerDelta(msgspec.Struct, frozen=True):
+    """A piece of an answer: reasoning, the text after it, and parts of function calls after the text."""
 
+    reasoning: str = ""
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.text or self.calls)
+
 
 class CallParser(Protocol):
-    def feed(self, text: str) -> ParsedText:
+    def feed(self, text: str) -> AnswerDelta:
         """Parse the next piece of an answer."""
 
-    def end(self) -> ParsedText:
+    def end(self) -> AnswerDelta:
         """Return the parts that remain after the last piece."""
 
 
@@ -114,13 +119,13 @@ class ToolCallParser:
         self._text: list[str] = []
         self._calls: dict[int, CallDelta] = {}
 
-    def feed(self, text: str) -> ParsedText:
+    def feed(self, text: str) -> AnswerDelta:
         self._held += text
         while self._step():
             pass
         return self._take()
 
-    def end(self) -> ParsedText:
+    def end(self) -> AnswerDelta:
         if self._is_named:
             self._add(self._held if self._step == self._in_value and self._key in _ARGUMENTS else "")
         elif self._step != self._after_call:
@@ -128,8 +133,8 @@ class ToolCallParser:
         self._held = ""
         return self._take()
 
-    def _take(self) -> ParsedText:
-        found = ParsedText("".join(self._text), tuple(self._calls.values()))
+    def _take(self) -> AnswerDelta:
+        found = AnswerDelta("", "".join(self._text), tuple(self._calls.values()))
         self._text.clear()
         self._calls.clear()
         return found
@@ -312,14 +317,14 @@ class NamedCallParser:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def feed(self, text: str) -> ParsedText:
+    def feed(self, text: str) -> AnswerDelta:
         if not text:
-            return ParsedText()
+            return AnswerDelta()
         name, self._name = self._name, ""
-        return ParsedText(calls=(CallDelta(0, name, text),))
+        return AnswerDelta(calls=(CallDelta(0, name, text),))
 
-    def end(self) -> ParsedText:
-        return ParsedText(calls=(CallDelta(0, self._name),)) if self._name else ParsedText()
+    def end(self) -> AnswerDelta:
+        return AnswerDelta(calls=(CallDelta(0, self._name),)) if self._name else AnswerDelta()
 
 
 def _decode_json_string(word: str) -> str:

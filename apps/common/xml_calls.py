@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.tool_calls import CallDelta, ParsedText
+from stoker.apps.common.tool_calls import AnswerDelta, CallDelta
 
 _MARK, _MARK_END, _FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _BEGIN = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\s]+)>")
@@ -38,13 +38,13 @@ class XMLCallParser:
         self._text: list[str] = []
         self._calls: list[CallDelta] = []
 
-    def feed(self, text: str) -> ParsedText:
+    def feed(self, text: str) -> AnswerDelta:
         self._held += text
         while self._in_call() if self._name else self._in_text():
             pass
         return self._take()
 
-    def end(self) -> ParsedText:
+    def end(self) -> AnswerDelta:
         if self._name:
             self._add("}" if self._has_arguments else "{}")
         elif not (self._follows_call and _MARK_END.startswith(self._held)):
@@ -52,8 +52,8 @@ class XMLCallParser:
         self._held = self._name = ""
         return self._take()
 
-    def _take(self) -> ParsedText:
-        found = ParsedText("".join(self._text), tuple(self._calls))
+    def _take(self) -> AnswerDelta:
+        found = AnswerDelta("", "".join(self._text), tuple(self._calls))
         self._text.clear()
         self._calls.clear()
         return found

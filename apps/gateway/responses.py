@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.answer_parsing import AnswerDelta, CallPart
 from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded, TextPiece, TokenPiece
 from stoker.apps.common.openai_requests import ENGINE_FIELDS, IGNORED, Note
 from stoker.apps.common.refusals import RequestRefused, equals, expect, refused, shown
+from stoker.apps.common.tool_calls import AnswerDelta, CallDelta
 
 Body = dict[str, Any]
 ADDRESS = "/v1/responses"
@@ -166,7 +166,7 @@ def response_body(choice: Choice, repeated: Body, *, name: str, model: str, crea
     delta = AnswerDelta(
         choice.reasoning,
         choice.text,
-        tuple(CallPart(place, call.id, call.name, call.arguments) for place, call in enumerate(choice.calls)),
+        tuple(CallDelta(place, call.name, call.arguments, call.id) for place, call in enumerate(choice.calls)),
     )
     begun, ended = TextBegun(choice.prompt_tokens), TextEnded(choice.finish_reason, choice.completion_tokens)
     events.events(0, [begun, AnswerPiece(delta, choice.completion_tokens), ended])
@@ -251,7 +251,7 @@ class ResponseEvents:
         self._items[-1]["content"][0]["text"] += text
         yield self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
 
-    def _function_call_events(self, call: CallPart) -> Iterator[bytes]:
+    def _function_call_events(self, call: CallDelta) -> Iterator[bytes]:
         if call.id:
             yield from self._close()
             yield from self._open("function_call", call_id=call.id, name=call.name, arguments="")
