@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execut
 from stoker.console import Screen
 from stoker.contexts import EngineSettings, Recipe, default_model
 from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
-from stoker.run_folder import RecordLog
 from stoker.sessions import StokerApp
 
 RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
@@ -97,16 +96,25 @@ def _infer(
     if len(work.log) == len(checked.custom_ids):
         return failed
     each = {recipe.key: recipe for recipe in recipes.values()}  # two names may refer to one model
-    senders = [
-        RequestSender(checked, recipe, models=models, recipes=recipes, log=work.log, options=options)
-        for recipe in each.values()
-    ]
+    sent: list[list[str]] = [[] for _ in each]  # the `custom_id` of each sent request, by job
+
+    def send(names: Collection[tuple[Endpoint, str]], ids: list[str]) -> Iterator[ApiRequest]:
+        for request in read_requests(checked, max_tokens=options.max_tokens):
+            if (request.endpoint, request.model) in names and (request.custom_id,) not in work.log:
+                ids.append(request.custom_id)
+                yield models.with_parsers(request)
+
+    jobs: list[Job] = []
+    for recipe, ids in zip(each.values(), sent, strict=True):
+        names = {name for name, one in recipes.items() if one.key == recipe.key}
+        embeds = any(endpoint is Endpoint.EMBEDDINGS for endpoint, _ in names)
+        jobs.append(((embed if embeds else answer).with_options(context=recipe), send(names, ids)))
 
     def take(found: BatchAnswer | FailedCall) -> int:
         if isinstance(found, FailedCall):
             if found.item < 0:
                 raise found.error
-            custom_id = senders[found.job].sent[found.item]
+            custom_id = sent[found.job][found.item]
             failed[custom_id] = convert_error_unless_fatal(found.error, line=checked.custom_ids[custom_id])
             return 1
         work.log.append([make_record(found, digest=checked.digest)])
@@ -118,7 +126,6 @@ def _infer(
         permits = options.permits
         return run_paced(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True)
 
-    jobs = [(_app(sender.recipe, recipes), sender) for sender in senders]
     work.infer(jobs, contexts=each, take=take, noun="requests", also="tokens", results=results)
     return failed
 
@@ -208,34 +215,6 @@ def _headline(checked: CheckedFile) -> list[str]:
     if checked.ignored:
         lines.append(f"  note  fields that do not change answers are ignored: {', '.join(checked.ignored)}")
     return lines
-
-
-class RequestSender:
-    """The unanswered requests of one model, read from the file."""
-
-    def __init__(
-        self, checked: CheckedFile, recipe: Recipe, *, models: ModelPaths, recipes: Recipes, log: RecordLog,
-        options: BatchOptions,
-    ) -> None:  # fmt: skip
-        self.recipe = recipe
-        self.sent: list[str] = []
-        """The `custom_id` of each sent request, in order."""
-        self._checked = checked
-        self._models = models
-        self._names = {name for name, one in recipes.items() if one.key == recipe.key}
-        self._log = log
-        self._max_tokens = options.max_tokens
-
-    def __iter__(self) -> Iterator[ApiRequest]:
-        for request in read_requests(self._checked, max_tokens=self._max_tokens):
-            if (request.endpoint, request.model) in self._names and (request.custom_id,) not in self._log:
-                self.sent.append(request.custom_id)
-                yield self._models.with_parsers(request)
-
-
-def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
-    embeds = any(endpoint is Endpoint.EMBEDDINGS for (endpoint, _), one in recipes.items() if one.key == recipe.key)
-    return (embed if embeds else answer).with_options(context=recipe)
 
 
 def convert_error_unless_fatal(error: Exception, *, line: int) -> ApiError:

@@ -102,32 +102,20 @@ class ScorePiece(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class VectorPiece(msgspec.Struct, frozen=True):
-    """A part of the vectors of some texts, as in `Vectors`. `tokens` counts the tokens of all texts."""
-
-    width: int
-    tokens: int
-    data: bytes
-
-
 _LENGTH_IS = "this model's maximum context length is"
 """OpenAI's error text, by which clients such as LiteLLM recognize that a prompt is too long."""
 
 
-class ContextTooShort(ValueError):
-    """A prompt and its new tokens exceed the context length of the model."""
+class UnusableRequest(ValueError):
+    """The model cannot answer a request. `param`: the field at fault; empty: the prompt."""
 
-
-class TemplateRefused(ValueError):
-    """The chat template rejects a conversation."""
-
-
-class WidthDiffers(ValueError):
-    """The requested vector width differs from the width of the model's vectors."""
+    def __init__(self, message: str, *, param: str = "", code: str = "context_length_exceeded") -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
 
 
 def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
-    """Return the prompts of a request; a conversation has one. Raises TemplateRefused."""
+    """Return the prompts of a request; a conversation has one. Raises ValueError."""
     if request.endpoint is not Endpoint.CHAT:
         return request.ids or request.texts
     template = model.chat_template
@@ -138,7 +126,7 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
     try:
         return (model.chat_prompt(messages, **options),)
     except Exception as error:  # a template is a program and may raise any error
-        raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
+        raise ValueError(f"the model's chat template refuses the messages: {error}") from error
 
 
 def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
@@ -238,9 +226,9 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
     if request.dimensions and request.dimensions != vectors.shape[1]:
-        raise WidthDiffers(
-            f"dimensions is {request.dimensions}, and this model's vectors have {vectors.shape[1]} numbers; leave it"
-            " out, or give that number"
+        what = f"this model's vectors have {vectors.shape[1]} numbers; leave it out, or give that number"
+        raise UnusableRequest(
+            f"dimensions is {request.dimensions}, and {what}", param="dimensions", code="invalid_value"
         )
     return vectors, tokens
 
@@ -261,15 +249,13 @@ def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
 
 def _check_length(model: EncoderModel, length: int, what: str) -> None:
     if 0 < model.longest < length:
-        raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and {what} has {length}")
+        raise UnusableRequest(f"{_LENGTH_IS} {model.longest} tokens, and {what} has {length}")
 
 
 def refusal(error: ValueError, request: ApiRequest) -> ApiError:
     message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[request.endpoint], None
-    if isinstance(error, ContextTooShort):
-        code = "context_length_exceeded"
-    elif isinstance(error, WidthDiffers):
-        param, code = "dimensions", "invalid_value"
+    if isinstance(error, UnusableRequest):
+        param, code = error.param or param, error.code
     elif getattr(error, "option", "") == "adapter":
         param, code = "model", "invalid_value"
     elif option := getattr(error, "option", ""):  # the engine does not support the option
@@ -286,7 +272,7 @@ def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, plac
         longest -= model.virtual_tokens(sampling.adapter)
     most = (sampling.max_new_tokens or max(1, longest - length)) if sampling.writes else 0
     if length + most > longest:
-        raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
+        raise UnusableRequest(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
     options: dict[str, Any] = {
         "max_new_tokens": most, "temperature": sampling.temperature, "top_p": sampling.top_p,
         "seed": sampling.seed + place, "stop": sampling.stop, "json_schema": sampling.json_schema,
@@ -363,7 +349,7 @@ def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[b
 
 
 class Vectors(msgspec.Struct, frozen=True):
-    """Vectors of texts: `width` little-endian float32 numbers per text, concatenated."""
+    """Vectors of texts, or a part of them: `width` little-endian float32 numbers per text. `tokens`: of all texts."""
 
     width: int
     tokens: int

@@ -265,21 +265,18 @@ def remove_group(*, name: str) -> None:
 _COLUMNS = ("requests", "tokens read", "written", "refused", "failed")
 
 
-class Since(click.ParamType[str]):
-    name = "time"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return first_day(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _since(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    try:
+        return first_day(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @command.command("usage", short_help="Requests and tokens per key.")
 @click.option("--key", metavar="NAME", default="", help="Only this key; - is for clients without a key.")
 @click.option("--model", metavar="NAME", default="", help="Only this model.")
 @click.option(
-    "--since", metavar="TIME", type=Since(), default=DEFAULT_SINCE, show_default=True,
+    "--since", metavar="TIME", callback=_since, default=DEFAULT_SINCE, show_default=True,
     help="The first day: 30d, or a date.",
 )  # fmt: skip
 @click.option(

@@ -14,7 +14,7 @@ from stoker.apps.common.openai_answers import (
     Choice,
     ScorePiece,
     TextPiece,
-    VectorPiece,
+    Vectors,
     build_prompts,
     complete,
     embed_texts,
@@ -57,7 +57,7 @@ def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | R
 
 
 @app(stream=True)
-def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | ApiError]:
+def embed(model: EncoderModel, request: ApiRequest) -> Iterator[Vectors | ApiError]:
     try:
         vectors, tokens = embed_texts(model, request)
     except ValueError as refused:
@@ -66,7 +66,7 @@ def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | Ap
     width = vectors.shape[1]
     rows = max(1, _PIECE_BYTES // max(1, 4 * width))
     for start in range(0, len(vectors), rows):
-        yield VectorPiece(width, tokens, vectors[start : start + rows].astype("<f4", copy=False).tobytes())
+        yield Vectors(width, tokens, vectors[start : start + rows].astype("<f4", copy=False).tobytes())
 
 
 @app(stream=True)
