@@ -84,73 +84,38 @@ def why(outcome: JobOutcome) -> list[str]:
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
-    time = _time(entry, result)
-    said = [f"waited {show_seconds(time.waited_s - time.loading_s)} for devices"]
-    if time.loading_s:
-        said[0] += f", and {show_seconds(time.loading_s)} for its model to load"
-    devices = len(entry.devices) or (result.devices if result is not None else 0)
-    on = f" on {count(devices, 'device')}" if devices else ""
-    parts = _parts(time, result.iterations) if result is not None else []
-    said.append(f"ran {show_seconds(time.ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
-    if entry.restarts:
-        said.append(f"was started again {count(entry.restarts, 'time')}, from its last checkpoint")
-        if time.unmeasured_or_lost_s >= 1.0:
-            said[-1] += f"; {show_seconds(time.unmeasured_or_lost_s)} were lost between its starts"
-    if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
-        said.append(_explain_lateness(entry, time))
-    return said
-
-
-class _Time(msgspec.Struct, frozen=True):
-    """How a job spent its time, in seconds: `waited_s` (with `loading_s`) and `ran_s` (with the other parts)."""
-
-    waited_s: float
-    ran_s: float
-    loading_s: float
-    bank_s: float
-    iterating_s: float
-    evaluating_s: float
-
-    unmeasured_or_lost_s: float
-
-
-def _time(entry: BoardEntry, result: Result | None) -> _Time:
     started = entry.started_at if entry.started_at is not None else entry.submitted_at
-    waited_s, ended_at = max(0.0, started - entry.submitted_at), entry.ended_at or started
-    spent = result.spent_s if result is not None else {}
+    waited_s, ran_s = max(0.0, started - entry.submitted_at), max(0.0, entry.ended_at - started)
+    loading_s, spent = min(entry.loading_s, waited_s), result.spent_s if result is not None else {}
     bank_s, evaluating_s = spent.get("bank", 0.0), spent.get("evaluation", 0.0)
     iterating_s = sum(spent.get(part, 0.0) for part in ("data", "compute", "communication"))
-    ran_s = max(0.0, ended_at - started)
-    return _Time(
-        waited_s, ran_s, min(entry.loading_s, waited_s), bank_s, iterating_s, evaluating_s,
-        unmeasured_or_lost_s=max(0.0, ran_s - bank_s - iterating_s - evaluating_s),
-    )  # fmt: skip
-
-
-def _parts(time: _Time, iterations: int) -> list[str]:
-    """Return how a job spent its run time, without activities below 1 %."""
-    said = []
-    if time.bank_s >= 0.01 * time.ran_s:
-        said.append(f"{show_seconds(time.bank_s)} with the prompt bank")
-    if iterations:
-        said.append(f"{count(iterations, 'iteration')} of {show_seconds(time.iterating_s / iterations)}")
-    if time.evaluating_s >= 0.01 * time.ran_s:
-        said.append(f"{show_seconds(time.evaluating_s)} of evaluations")
-    return said
-
-
-def _explain_lateness(entry: BoardEntry, time: _Time) -> str:
-    deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
-    had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
-    said = f"late: it had {show_seconds(had_s)}"
-    if time.iterating_s > had_s:
-        said += ", which is less than its iterations need"
-    elif entry.restarts and time.unmeasured_or_lost_s >= late_s:
-        said += ", and would have been in time if it had not been interrupted"
-    elif time.waited_s >= late_s:
-        said += f", and would have been in time without the wait of {show_seconds(time.waited_s)}"
-    if entry.missed_since is not None:
-        said += f"; that was known after {show_seconds(max(0.0, entry.missed_since - entry.submitted_at))}"
+    lost_s = max(0.0, ran_s - bank_s - iterating_s - evaluating_s)
+    said = [f"waited {show_seconds(waited_s - loading_s)} for devices"]
+    if loading_s:
+        said[0] += f", and {show_seconds(loading_s)} for its model to load"
+    devices = len(entry.devices) or (result.devices if result is not None else 0)
+    on = f" on {count(devices, 'device')}" if devices else ""
+    parts = [f"{show_seconds(bank_s)} with the prompt bank"] if spent and bank_s >= 0.01 * ran_s else []
+    if result is not None and result.iterations:
+        each_s = iterating_s / result.iterations
+        parts.append(f"{count(result.iterations, 'iteration')} of {show_seconds(each_s)}")
+    parts += [f"{show_seconds(evaluating_s)} of evaluations"] if spent and evaluating_s >= 0.01 * ran_s else []
+    said.append(f"ran {show_seconds(ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
+    if entry.restarts:
+        said.append(f"was started again {count(entry.restarts, 'time')}, from its last checkpoint")
+        if lost_s >= 1.0:
+            said[-1] += f"; {show_seconds(lost_s)} were lost between its starts"
+    if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
+        had_s, late_s = max(0.0, entry.deadline_at - entry.submitted_at), entry.ended_at - entry.deadline_at
+        said.append(f"late: it had {show_seconds(had_s)}")
+        if iterating_s > had_s:
+            said[-1] += ", which is less than its iterations need"
+        elif entry.restarts and lost_s >= late_s:
+            said[-1] += ", and would have been in time if it had not been interrupted"
+        elif waited_s >= late_s:
+            said[-1] += f", and would have been in time without the wait of {show_seconds(waited_s)}"
+        if entry.missed_since is not None:
+            said[-1] += f"; that was known after {show_seconds(max(0.0, entry.missed_since - entry.submitted_at))}"
     return said
 
 
