@@ -7,13 +7,14 @@ tokens, into the *use* file. Numbers count from the start of the batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 OK = 200
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """Characters in JSON strings that end a line for some readers (`str.splitlines`)."""
@@ -59,6 +60,14 @@ def encode_json_line(value: Any) -> bytes:
     for character, escaped in _LINE_ENDS.items():
         text = text.replace(character, escaped)
     return f"{text}\n".encode()
+
+
+def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """Yield the lines of a file that are JSON of this type. Other lines and a missing file are skipped."""
+    with suppress(FileNotFoundError), path.open("rb") as lines:
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                yield msgspec.json.decode(line, type=kind)
 
 
 def write_lines(path: Path, values: Iterable[Any]) -> None:

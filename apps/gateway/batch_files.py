@@ -11,14 +11,14 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.apps.common.batch_state import OK, encode_json_line
+from stoker.apps.common.batch_state import OK, encode_json_line, read_json_lines
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_json_object, refused
 
 DAY_S = 86_400
@@ -141,7 +141,7 @@ def write_batch_output_files(
     seen: set[str] = set()
     completed = 0
     with responses.open("wb") as answered, errors.open("wb") as others:
-        for record in _objects(log):
+        for record in read_json_lines(log, dict):
             line, custom_id = record.get("line"), record.get("custom_id")
             if not isinstance(line, dict) or not isinstance(custom_id, str) or custom_id in seen:
                 continue
@@ -150,7 +150,7 @@ def write_batch_output_files(
             completed += is_answer
             (answered if is_answer else others).write(encode_json_line(line))
         failed = len(seen) - completed
-        for number, request in enumerate(_objects(requests), 1):
+        for number, request in enumerate(read_json_lines(requests, dict), 1):
             custom_id = request.get("custom_id")
             if not isinstance(custom_id, str) or custom_id not in seen:
                 error = {"code": code, "message": message}
@@ -171,21 +171,11 @@ def count_answers(log: Path) -> tuple[int, int]:
 def copy_errors_for_client(errors: Path, out: Path) -> None:
     """Copy a file of errors without the causes of failed calls, which name hosts and folders."""
     with out.open("wb") as cleaned:
-        for line in _objects(errors):
+        for line in read_json_lines(errors, dict):
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
             if error.get("type") == "server_error":
                 error["message"] = error["message"].partition(": ")[0] + ": the call failed; send the request again"
             cleaned.write(encode_json_line(line))
-
-
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, one per line. Other lines and a missing file are skipped."""
-    with suppress(FileNotFoundError), path.open("rb") as lines:
-        for line in lines:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = msgspec.json.decode(line)
-                if isinstance(found, dict):
-                    yield found
 
 
 _BATCH_FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after")

@@ -19,8 +19,7 @@ from stoker.apps.gateway.http import ERROR_HANDLERS, guarded, prometheus_answer
 from stoker.apps.gateway.keys import Caller, Guard, KeyFile
 from stoker.apps.gateway.listening import FIRST_PAGE_PORT, is_loopback, open_listener, run_server, ssh_tunnel_command
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
-from stoker.apps.gateway.session_figures import session_figures
-from stoker.apps.gateway.session_metrics import SessionMetrics
+from stoker.apps.gateway.session_figures import SessionMetrics, session_figures
 from stoker.apps.gateway.wire import JSONAnswer
 from stoker.console import Screen
 from stoker.errors import StokerError

@@ -15,7 +15,7 @@ from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, refusal_of
 from stoker.apps.gateway.keys import HeldRequest
 from stoker.apps.gateway.objectives import Objectives
 from stoker.apps.gateway.served import ServedModel, ServedModels, facts_of, median
-from stoker.apps.gateway.session_metrics import SessionMetrics
+from stoker.apps.gateway.session_figures import SessionMetrics
 from stoker.apps.gateway.usage import UsageCount, UsageRecorder
 from stoker.apps.gateway.wire import ClientLeft
 from stoker.sessions import ServedModelFigures, Status

@@ -13,14 +13,14 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.apps.common.batch_state import OK
+from stoker.apps.common.batch_state import OK, read_json_lines
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.contexts import may_be_shared, state_folder
 
@@ -305,27 +305,24 @@ class BatchReader:
                 if read >= _MOST_BYTES:
                     break
             self._at += read
-        self._add(lines)
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                found = msgspec.json.decode(line, type=_Line)
+                self._add(found.line or found)
         return bool(lines)
 
     def read_files(self, *files: Path) -> None:
         """Count these output files instead of the log."""
         self.totals = {}
         for file in files:
-            with suppress(FileNotFoundError), file.open("rb") as lines:
-                self._add(lines)
+            for line in read_json_lines(file, _Line):
+                self._add(line)
 
-    def _add(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = msgspec.json.decode(line, type=_Line)
-                found = found.line or found
-                if found.response is not None:
-                    self._count(found.response, custom_id=found.custom_id or "")
-
-    def _count(self, response: _Response, *, custom_id: str) -> None:
+    def _add(self, line: _Line) -> None:
+        if (response := line.response) is None:
+            return
         body, failed = response.body, response.status_code != OK
-        model = self._asked_model(custom_id) if failed else body.model
+        model = self._asked_model(line.custom_id or "") if failed else body.model
         if model in self._models:
             tokens = body.usage or _Tokens()
             count = UsageCount(1, tokens.prompt_tokens, tokens.completion_tokens, failed=failed)
@@ -334,10 +331,6 @@ class BatchReader:
     def _asked_model(self, custom_id: str) -> str:
         """Return the model from the input file, because an error does not name it."""
         if self._requested_models is None:
-            self._requested_models = {}
-            with suppress(FileNotFoundError), self._requests.open("rb") as lines:
-                for line in lines:
-                    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                        found = msgspec.json.decode(line, type=_BatchRequest)
-                        self._requested_models[found.custom_id or ""] = str(found.body.get("model", ""))
+            requests = read_json_lines(self._requests, _BatchRequest)
+            self._requested_models = {each.custom_id or "": str(each.body.get("model", "")) for each in requests}
         return self._requested_models.get(custom_id, "")

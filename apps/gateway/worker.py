@@ -26,11 +26,10 @@ from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.http import build_starlette_app, guarded, model_routes, reduce_garbage_collection
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
 from stoker.apps.gateway.listening import run_server
-from stoker.apps.gateway.peers import GatewayPeer
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.tokenizing import Tokenizing
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
-from stoker.apps.gateway.workers import WorkerReport, WorkerTask
+from stoker.apps.gateway.workers import GatewayPeer, WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 
 _PR_SET_PDEATHSIG = 1

@@ -14,7 +14,7 @@ import pytest
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
-from stoker.apps.gateway import session_metrics
+from stoker.apps.gateway import session_figures
 from stoker.apps.gateway.answering import estimate_request_tokens, parse_model_request
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
@@ -348,7 +348,7 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
     status = SimpleNamespace(libraries=[SimpleNamespace(recipe="small-1a2b", batch=load) for load in loads])
     samples = {
         sample.name: (sample.labels["model_name"], sample.value)
-        for family in session_metrics._engines(status, {"small-1a2b": "small"})
+        for family in session_figures._engines(status, {"small-1a2b": "small"})
         for sample in family.samples
     }
     assert samples["stoker_prefix_cache_queries_total"] == ("small", 60)
@@ -456,7 +456,7 @@ def test_metrics_count_refused_offers_by_model_and_case():
     contexts = [SimpleNamespace(name=name, refused_offers=each, **zero, **seconds) for name, each in counts.items()]
     found = {
         tuple(sample.labels.values()): sample.value
-        for family in session_metrics._contexts(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
+        for family in session_figures._contexts(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
         for sample in family.samples
         if sample.name == "stoker_refused_offers_total"
     }
