@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """The result of a request: one choice per prompt, the vectors of its texts, or an error. `ended_at`: seconds since
-    the epoch.
-    """
+    """Choices (one per prompt), vectors, or an error. `ended_at`: seconds since the epoch."""
 
     custom_id: str
     line: int

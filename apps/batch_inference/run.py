@@ -62,10 +62,7 @@ def check(options: BatchOptions, *, json: bool) -> int:
 
 
 def run(options: BatchOptions, *, json: bool) -> int:
-    """Answer the requests, and return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C.
-
-    Raises StokerError for unusable input. Earlier answers are kept in all cases.
-    """
+    """Return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C. Raises StokerError."""
     checked, models = _checked(options)
     recipes = {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
     identities = {

@@ -70,10 +70,7 @@ def tool_format(request: ApiRequest, template: str) -> ToolFormat:
 
 
 def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
-    """Return the parser of an answer, or None if it is ordinary text.
-
-    `template`: the chat template, or empty; `place`: index of the prompt in the request.
-    """
+    """Return None if the answer is ordinary text. `place`: index of the prompt in the request."""
     if request.endpoint is not Endpoint.CHAT:
         return None
     marks = None

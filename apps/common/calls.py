@@ -79,10 +79,7 @@ class FailedCall(msgspec.Struct, frozen=True):
 
 
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
-    """Yield the results of all jobs as they arrive, with at most `window` calls of a job in flight.
-
-    Raises the error of a failed call. With `keep_errors`, yields a FailedCall instead.
-    """
+    """Yield results as they arrive. Raises the error of a failed call; `keep_errors`: yields a FailedCall instead."""
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
@@ -181,10 +178,7 @@ def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
 
 
 def each_or_error(work: Callable[[Sequence[T]], Sequence[R]], inputs: Sequence[T]) -> tuple[list[R | None], list[str]]:
-    """Return the results of `work(inputs)`, with an empty text each.
-
-    If a model refuses the inputs (ValueError), each input runs alone, and refused inputs get None and the reason.
-    """
+    """Return results and error texts. If a model refuses the inputs (ValueError), each input runs alone."""
     try:
         return list(work(inputs)), [""] * len(inputs)
     except ValueError:

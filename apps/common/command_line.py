@@ -30,11 +30,7 @@ class RunChoice(msgspec.Struct, frozen=True):
 
 
 def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
-    """Add the options of a run to a command, which receives a RunChoice as `choice`, and the other options that are
-    set.
-
-    `prefix`: start of the run folder's name; `formats`: of the results file, the default first.
-    """
+    """Add the options of a run, which a command receives as `choice`, and drop the options that are not set."""
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
         click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
@@ -83,8 +79,7 @@ def resolve(
 ) -> Options:
     """Combine defaults, the options of the resumed run, and the given options, which win.
 
-    The paths of `files`, and an existing `model` path, become absolute, so that a run can be resumed from another
-    folder.
+    Paths become absolute, so that a run can be resumed from another folder.
     """
     here = dict(given)
     for name in (*files, "site", "model"):

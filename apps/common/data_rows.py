@@ -69,10 +69,10 @@ def check_rows(
     path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0, empty_means: str = "",
     texts: bool = False,
 ) -> DataRows:  # fmt: skip
-    """Check the first `limit` rows of a file (0: all).
+    """Check the first `limit` rows (0: all). Raises ConfigError.
 
-    `wanted`: required columns, by the part that requires them (`the prompt one`); `texts`: require text or empty cells
-    in these columns; `empty_means`: the effect of an empty cell, for a note. Raises ConfigError for unusable rows.
+    `wanted`: required columns, by the part that requires them; `texts`: require text or empty cells; `empty_means`: the
+    effect of an empty cell, for a note.
     """
     digest, checksums = hashlib.sha256(b"["), array("I")
     names: dict[str, int] = {}

@@ -46,9 +46,7 @@ _UNKNOWN_LENGTH = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The answer to one prompt. `finish_reason`: `stop`, `length` or `tool_calls`; `unshown`: length of a start token
-    that is not part of the text.
-    """
+    """The answer to a prompt. `unshown`: length of a start token that is not part of the text."""
 
     text: str
     finish_reason: str
@@ -175,10 +173,7 @@ def _make_echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, 
 def stream_text(
     model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 ) -> Iterator[TextPiece | RelayedTexts]:
-    """Yield the answer in pieces: plain text as one `RelayedTexts` object, else one token per piece.
-
-    Raises ValueError before the first piece.
-    """
+    """Yield plain text as one `RelayedTexts` object, else a piece per token. Raises ValueError before the first."""
     sampling = request.sampling
     read, options = _options(model, prompt, sampling, place=place)
     parser = _parser(model, request, prompt, place=place)
@@ -234,9 +229,7 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
 
 
 def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
-    """Return the score of each pair of texts: the output of a cross-encoder (a classifier with one label), or else the
-    cosine of the embeddings. Raises ValueError.
-    """
+    """Return the output of a cross-encoder (a classifier with one label), or the cosine of embeddings, per pair."""
     if len(model.labels) != 1:
         vectors, tokens = embed_texts(model, request)
         return ScorePiece(tuple(float(vectors[one] @ vectors[other]) for one, other in request.pairs), tokens)

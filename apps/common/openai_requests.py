@@ -166,11 +166,7 @@ def parse_request_body(
     body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0,
     ignored: Note = lambda _field: None,
 ) -> ApiRequest:  # fmt: skip
-    """Parse the body of a request.
-
-    `max_tokens`: for a request without a limit, 0 for OpenAI's default; `ignored`: receives the names of ignored
-    fields. Raises RequestRefused, whose message begins with the field.
-    """
+    """Raises RequestRefused, whose message begins with the field. `max_tokens`: default limit, 0 for OpenAI's."""
     expect(body, dict, "body")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     _refuse_unsupported_fields(given, endpoint)

@@ -39,10 +39,7 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The definition of a run. Runs of one `app` with equal `parameters` are the same run.
-
-    `key`: fields that identify a result; `again`: command that resumes the run (empty: with `--resume`).
-    """
+    """Runs of one `app` with equal `parameters` are the same run. `again`: resumes the run (empty: `--resume`)."""
 
     app: str
     prefix: str
@@ -59,9 +56,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """Statistics of an attempt: results `kept` from earlier attempts and `made`, calls, tokens, and facts about
-    contexts. `origin`: how the model was loaded.
-    """
+    """An attempt: results `kept` from earlier attempts and `made`, calls, tokens, contexts, origin of the model."""
 
     wall_s: float = 0.0
     made: int = 0
@@ -95,9 +90,9 @@ class Attempt(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a run. `summary` and `files` are for programs (`--json`), `report` for people, `failure` for both.
+    """`summary` and `files` are for programs (`--json`), `report` for people, `failure` for both.
 
-    A run with `errors` exits with 1. Report lines that end with the text `bold` are printed in bold.
+    A run with `errors` exits with 1. Report lines that end with `bold` are printed in bold.
     """
 
     summary: dict[str, Any]
@@ -120,10 +115,7 @@ class OpenRun:
         self, jobs: Sequence[Job], *, contexts: Mapping[str, Recipe], take: Callable[[Any], int], noun: str,
         also: str = "", results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
     ) -> None:  # fmt: skip
-        """Run the jobs in a session. Without jobs, no session starts.
-
-        `take` keeps the result of a call, updates `attempt`, and returns the number of results for the progress line.
-        """
+        """Run the jobs in a session. `take` keeps a call's result, updates `attempt`, and returns the progress."""
         attempt, begun = self.attempt, time.perf_counter()
         if not jobs:
             return
@@ -150,8 +142,7 @@ class OpenRun:
     ) -> Outcome:  # fmt: skip
         """Write the summary and the results file of a run with a row per item.
 
-        `name`, `write`: the results file; `lacks`: what a failed item lacks; `first`: the first error; `more`: further
-        fields of the summary; `figures`: of the attempt; `report`: lines before the name of the results file.
+        `lacks`: what a failed item lacks; `more`, `figures`: further fields of the summary and its attempt.
         """
         errors, total = len(self.failed), self.spec.total
         summary = {f"{noun}s": total, "errors": errors, **more, "attempt": {**figures, **self.attempt.figures}}
@@ -172,10 +163,7 @@ class OpenRun:
 def execute(
     spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice, *, screen: Screen | None = None
 ) -> int:
-    """Open the run, call `make`, and report. Return the exit status: 0, 1 for results with errors, 130 after Ctrl-C.
-
-    After Ctrl-C, or if `make` raises, the results so far are kept.
-    """
+    """Run, report, and return 0, 1 for results with errors, 130 after Ctrl-C. Results so far are always kept."""
     screen = screen or Screen(json_only=choice.json)
     load_site(spec.site or None)  # report an invalid site file before the run folder exists
     folder = open_run(

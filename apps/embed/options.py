@@ -6,9 +6,7 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all rows; `text`, `id`: names of columns; an empty `id`
-    selects row numbers.
-    """
+    """An empty string selects the default. `limit`: 0 for all rows; an empty `id` selects row numbers."""
 
     data: str = ""
     model: str = ""

@@ -115,10 +115,7 @@ _LEAST_CALLS_AHEAD = 32
 
 
 def run(given: dict[str, Any], choice: RunChoice) -> int:
-    """Embed the texts, and return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C.
-
-    Raises StokerError for unusable input and a failed call. Earlier vectors are kept in all cases.
-    """
+    """Return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C. Raises StokerError."""
     options = resolve(EmbedOptions, given, app=APP, resume=choice.resume, files=("data",))
     for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):
         if not getattr(options, name):

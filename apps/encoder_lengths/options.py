@@ -9,9 +9,7 @@ COMPILED: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
 
 
 class LengthsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `text`: column of the texts; `step`: tokens between two lengths, 0 = the
-    model's choice.
-    """
+    """An empty string selects the default. `step`: tokens between two lengths, 0 = the model's choice."""
 
     model: str = ""
     texts: str = ""

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Prompts that start with `prefix` and end with one of `texts`, and possible answers (`words`). `tensor_batch`:
-    texts per tensor.
-    """
+    """Prompts that start with `prefix` and end with one of `texts`, and possible answers (`words`)."""
 
     number: int
     prefix: str

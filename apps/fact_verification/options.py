@@ -76,10 +76,7 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
-    """Draw `limit` claims (None: all) with the share of each label, and return them in file order.
-
-    Shares are rounded by largest remainder, so equal arguments return equal claims on every machine.
-    """
+    """Draw `limit` claims (None: all) in file order, with the share of each label by largest remainder."""
     if limit is None or limit >= len(claims):
         return list(claims)
     places = {label: [n for n, claim in enumerate(claims) if claim.label is label] for label in LABELS}
@@ -209,9 +206,7 @@ def read_prompts(path: Path) -> list[PromptTemplate]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. An empty string selects the default. `limit`: 0 for all claims; `batch_size`: claims per
-    call; `tensor_batch`: claims per tensor, 1 as in the paper.
-    """
+    """An empty string selects the default. `limit`: 0 for all claims; `tensor_batch`: 1 as in the paper."""
 
     model: str = ""
     claims: str = ""

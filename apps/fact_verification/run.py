@@ -49,10 +49,7 @@ class VerificationCall(msgspec.Struct, frozen=True):
 
 
 def run(given: dict[str, Any], choice: RunChoice) -> int:
-    """Run fact verification, and return the exit status: 0, or 130 after Ctrl-C.
-
-    Raises StokerError for unusable input and a failed call. Earlier results are kept in all cases.
-    """
+    """Return the exit status: 0, or 130 after Ctrl-C. Raises StokerError. Results so far are kept."""
     options = resolve(VerificationOptions, given, app=APP, resume=choice.resume, files=("claims", "prompts"))
     everything = read_claims(options.claims_path)
     claims = sample_claims(everything, limit=options.limit or None, seed=options.seed)

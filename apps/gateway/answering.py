@@ -60,9 +60,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A checked request. `choices`: the model request of each choice; `best`: number of likeliest choices to return per
-    prompt, 0 = all; `include_usage`: the last chunk of a stream has token counts; `continuous_usage`: each chunk has.
-    """
+    """`choices`: the model request of each choice; `best`: likeliest choices to return per prompt, 0 = all."""
 
     request: ApiRequest
     choices: tuple[ApiRequest, ...]
@@ -173,12 +171,7 @@ _RETRY_HINT = "Ask again then, or send the header `Prefer: wait=600` to wait for
 
 
 async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits_s: float | None) -> None:
-    """Raise TryLater for a request that would wait too long, or while the journal cannot be written.
-
-    Args:
-        ttft_s: The requested time to first token in seconds; 0 = none.
-        waits_s: Seconds that the client is willing to wait (`Prefer: wait=`); None without this header.
-    """
+    """Raise TryLater for a request that would wait too long. `waits_s`: of `Prefer: wait=`, None without it."""
     facts = await watch.recent(model)
     if trouble := watch.journal_trouble:
         raise TryLater(

@@ -134,10 +134,7 @@ _SUCCESS_MARK = b'"response":{"status_code":200'
 def write_batch_output_files(
     log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str
 ) -> tuple[int, int]:
-    """Write the output files of a batch from its log and its input file. Return the numbers of answers and errors.
-
-    Unanswered requests get this code and message.
-    """
+    """Write the output files of a batch. Unanswered requests get this code and message. Return answers and errors."""
     seen: set[str] = set()
     completed = 0
     with responses.open("wb") as answered, errors.open("wb") as others:

@@ -298,9 +298,7 @@ class Batches:
             )  # fmt: skip
 
     async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
-        """Store the outcome of a batch, or return False if its process must start again. `code`: exit code, None if
-        unknown.
-        """
+        """Store the outcome, or return False if the process must start again. `code`: exit code, None if unknown."""
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return True

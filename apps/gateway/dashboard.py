@@ -93,9 +93,7 @@ class Dashboard:
 
 
 def show(session_id: str, *, host: str, port: int, uds: str, as_json: bool, screen: Screen) -> int:
-    """Serve the page of a session until Ctrl-C, and return the exit status. An empty `session_id` or a port of 0
-    selects the default. Raises SessionError, ConfigError.
-    """
+    """Serve the page of a session until Ctrl-C, and return the exit status. Raises SessionError, ConfigError."""
     keys = KeyFile.usual()
     listener = open_listener(host, port, uds, keys=keys, first=FIRST_PAGE_PORT)
     address = listener.address

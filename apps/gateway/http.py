@@ -135,12 +135,7 @@ _TIDY_EVERY_S = 3600.0
 
 
 class Gateway:
-    """The complete gateway.
-
-    `most_bytes`: maximum size of a body, except for files; `batches`: None without batches; `keeps`: functions that run
-    while the gateway runs; `origins`: sites whose pages may send requests with a key, empty for all; `workers`: the
-    processes that answer, None if this process answers.
-    """
+    """`keeps`: functions that run while the gateway runs; `workers`: processes that answer instead of this one."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,

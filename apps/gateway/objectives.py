@@ -43,9 +43,7 @@ class Objectives(msgspec.Struct, frozen=True):
     tpot_s: float = 0.0
 
     def due_s(self, token: int, *, ttft_s: float) -> float:
-        """Return when a further token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second;
-        `ttft_s`: measured, used without an objective.
-        """
+        """Return when a further token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second."""
         return (self.ttft_s or ttft_s) + token * self.tpot_s
 
     def met(self, *, ttft_s: float, late: bool | None, failed: bool) -> dict[str, bool]:
@@ -118,11 +116,7 @@ def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
 def read_objective_headers(
     headers: Mapping[str, str], *, honoured: frozenset[str], writes: bool = True
 ) -> dict[str, float]:
-    """Read objectives in seconds by option.
-
-    `headers`: values by lower-case name; `honoured`: the objectives of the session's policy; `writes`: True if the
-    model generates texts. Raises RequestRefused.
-    """
+    """Return objectives in seconds by option. `writes`: the model generates texts. Raises RequestRefused."""
     found: dict[str, float] = {}
     for header, option in HEADERS.items():
         value: Any = headers.get(header)

@@ -30,8 +30,8 @@ log = logging.getLogger("stoker.gateway")
 class FigureHistory:
     """Means of values in equal time steps of 1 s at first.
 
-    With more than `most` steps, their length doubles, up to `longest_s`; then the oldest are dropped. The defaults keep
-    25 hours.
+    With more than `most` steps, their length doubles, up to `longest_s`; then the oldest go. The defaults keep 25
+    hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:

@@ -44,9 +44,7 @@ UNKNOWN_LOAD_S = 10.0
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """The state of a model in the session. `load_s`, `wake_s`: seconds of the last load and wake; `loading_s`: seconds
-    since the current load began; `run_s`: mean seconds of a call.
-    """
+    """`load_s`, `wake_s`: seconds of the last load and wake; `loading_s`: since a load began; `run_s`: of a call."""
 
     hot: int = 0
     loading: int = 0
@@ -110,9 +108,7 @@ class FirstTokenForecast(msgspec.Struct, frozen=True):
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """Return the seconds after which a request would meet the objective; 0 also if other requests are not the
-        cause.
-        """
+        """Return the seconds until a request would meet the objective; 0 if other requests are not the cause."""
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
 
@@ -252,9 +248,7 @@ class ServedModel:
         return self.settings.max_model_len or longest_input(self.settings.path, writes=writes)
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """Return the app that answers a request. `objectives`: seconds by option, which override the model's. Raises
-        TryLater if the model is unusable.
-        """
+        """`objectives`: seconds by option, which override the model's. Raises TryLater if the model is unusable."""
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
         if not self.is_admitted_by_policy:

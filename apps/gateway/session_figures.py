@@ -24,11 +24,7 @@ _NO_NAMES: Mapping[str, str] = {}
 def session_figures(
     status: Status | None, *, names: Mapping[str, str] = _NO_NAMES, with_texts: bool = True
 ) -> dict[str, Any]:
-    """Return the part of the page's figures that describes the session.
-
-    `status`: None while the manager does not answer; `names`: names of contexts by recipe; `with_texts`: False to omit
-    error messages, which may quote inputs.
-    """
+    """Return the page's figures of a session. `with_texts`: False to omit error messages, which may quote inputs."""
     if status is None:
         return {"calls": {}, **{part: [] for part in _LISTS}, "more_pilots": 0, "kinds": {}}
     short = {each.name: each.name if each.arguments else each.title for each in status.contexts}

@@ -91,10 +91,7 @@ async def stream_merged_call_pieces(
 
 
 async def collect_pieces_with_retry(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call.
-
-    If a call runs again with other pieces, all calls run once more, because the client has received no piece.
-    """
+    """Return all pieces of each call. If a call runs again with other pieces, all calls run once more."""
     try:
         return await _collect_pieces(app, requests)
     except StreamDiffersError:
@@ -225,11 +222,7 @@ _COMMENT_S = 2.0
 
 
 class StreamedAnswer:
-    """The events of a streamed answer.
-
-    `pieces`: a choice's index and its new pieces; `waits_for`: says why no piece has arrived; `is_hot`: True if the
-    model is loaded; `failed`: receives the error that ends the stream.
-    """
+    """`waits_for`: says why no piece has arrived; `failed`: receives the error that ends the stream."""
 
     def __init__(
         self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: Chunks | ResponseEvents,

@@ -47,9 +47,7 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Supports pages of other sites (CORS) if keys are required; the guard refuses them otherwise. `origins`: empty for
-    all.
-    """
+    """Pages of other `origins` (empty: all) may send requests if keys are required; see `Guard` otherwise."""
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
         self._app = app
@@ -149,7 +147,7 @@ _APART_S = 0.015
 class EventStream(Response):  # type: ignore[misc]
     """Server-sent events, with comments during silence. `at_end`: called at the end, or on a disconnect.
 
-    While many streams are open, close events are sent together, unless `at_once` is true.
+    With many open streams, close events are sent together, unless `at_once` is true.
     """
 
     media_type = "text/event-stream"

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The input of one call: prompts, each with a seed, so that a result does not depend on other rows of its call.
-
-    `tensor_batch`: maximum number of prompts per batch of the engine, 0 = the engine decides.
-    """
+    """Prompts with a seed each, so that a result does not depend on other rows. `tensor_batch`: 0 = the engine's."""
 
     number: int
     texts: tuple[str, ...]
@@ -38,9 +35,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
-    """The result of a call: per prompt, a text, or an error that says why the model refuses the prompt. `started_at`:
-    seconds since the epoch.
-    """
+    """Per prompt, a text, or an error if the model refuses it. `started_at`: seconds since the epoch."""
 
     number: int
     texts: list[str]

@@ -103,10 +103,7 @@ LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 
 
 def run(given: dict[str, Any], choice: RunChoice, *, screen: Screen | None = None) -> int:
-    """Run the sweep, and return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C.
-
-    Raises StokerError for unusable input and a failed call. Earlier results are kept in all cases.
-    """
+    """Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C. Raises StokerError."""
     options = resolve(SweepOptions, given, app=APP, resume=choice.resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)

@@ -157,9 +157,7 @@ DEVICES = 8
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a submission. `bank`: folder of the prompt bank, empty for the model's own, None for none;
-    `serve`: name of the tuned prompt in the models file, empty if it is not added.
-    """
+    """`bank`: empty for the model's own, None for none; `serve`: name in the models file, or empty."""
 
     site: str = ""
     session: str = ""

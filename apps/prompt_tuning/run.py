@@ -52,10 +52,7 @@ Submitted = Callable[[str, Sequence[str]], None]
 def submit(
     files: Sequence[Path], options: SubmissionOptions, *, screen: Screen, json: bool, submitted: Submitted | None = None
 ) -> int:
-    """Submit jobs and wait for their results. Return 0; 1 if a job has no result; 130 after Ctrl-C.
-
-    `submitted`: called when all jobs are submitted. Raises ConfigError, RecipeError and SessionError.
-    """
+    """Return 0; 1 if a job has no result; 130 after Ctrl-C. `submitted`: called when all jobs are submitted."""
     readies = check_jobs(files, options)
     site = None if options.session else choose_tuning_site(options.site)
     with contextlib.ExitStack() as stack:
@@ -276,9 +273,7 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add prompts to the bank of a model. Raises ConfigError, RecipeError, SessionError, and StokerError for the bank
-    of another model.
-    """
+    """Add prompts to the bank of a model. Raises StokerError for the bank of another model."""
     files = [SHIPPED_PROMPTS] if file is None else [SHIPPED_PROMPTS, file]
     every = {one.key: one for each in files for one in read_candidates(each)}
     recipe, identity = recipe_of(model)

@@ -91,9 +91,7 @@ def updated_entry(
     entry: BoardEntry, *, call: CallFuture | None, picture: SessionPicture | None, now: float | None = None,
     ahead_s: float = 0.0,
 ) -> BoardEntry:  # fmt: skip
-    """Return the updated state of a job. `now`: seconds since the epoch; `ahead_s`: how far `now` is ahead of the wall
-    clock.
-    """
+    """`now`: seconds since the epoch; `ahead_s`: how far `now` is ahead of the wall clock."""
     now = time.time() if now is None else now
     if call is None:
         return entry
