@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import msgspec
@@ -101,23 +101,14 @@ class ToolCallParser:
         self._format = format
         self._names = names
         self._only_first = only_first
-        self._step = self._in_text
-        """Parses the held text, and returns False if more text is needed."""
-        self._held = ""
-        self._opened = ""
-        """The consumed text of a call whose name is not known yet. It is ordinary text unless a call follows."""
-        self._is_marked = False
-        self._is_named = False
-        self._key = ""
-        """The key of the current value in a call."""
-        self._arguments = ""
-        """Arguments before the name is known."""
-        self._depth = self._scanned = 0
-        self._is_quoted = self._is_escaped = self._has_arguments = self._is_named_first = False
         self._count = 0
         self._may_be_bare = format.is_bare
         self._text: list[str] = []
         self._calls: dict[int, CallDelta] = {}
+        self._held = self._opened = ""
+        self._begin_opening("", "")
+        self._step: Callable[[], bool] = self._in_text
+        """Parses the held text, and returns False if more text is needed."""
 
     def feed(self, text: str) -> AnswerDelta:
         self._held += text
@@ -163,13 +154,17 @@ class ToolCallParser:
         return False
 
     def _begin_opening(self, mark: str, rest: str, *, is_marked: bool = False) -> bool:
-        self._opened, self._held, self._step = mark, rest, self._opening
+        self._held, self._step = rest, self._opening
+        self._opened = mark
+        """The consumed text of a call whose name is not known yet. It is ordinary text unless a call follows."""
         self._is_marked = is_marked or bool(mark)
+        self._key = self._arguments = ""
+        """The key of the current value, and arguments before the name is known."""
+        self._depth = self._scanned = 0
+        self._is_named = self._is_quoted = self._is_escaped = self._has_arguments = self._is_named_first = False
         return True
 
     def _opening(self) -> bool:
-        self._key, self._arguments, self._depth, self._scanned = "", "", 0, 0
-        self._is_named = self._is_quoted = self._is_escaped = self._has_arguments = self._is_named_first = False
         has_name_first = self._is_marked and self._format.has_name_first
         if found := _OPENING.match(self._held):
             self._consume(found.end())

@@ -43,7 +43,7 @@ class Objectives(msgspec.Struct, frozen=True):
     tpot_s: float = 0.0
 
     def due_s(self, token: int, *, ttft_s: float) -> float:
-        """Return when a further token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second."""
+        """Return when a token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second."""
         return (self.ttft_s or ttft_s) + token * self.tpot_s
 
     def met(self, *, ttft_s: float, late: bool | None, failed: bool) -> dict[str, bool]:

@@ -42,7 +42,7 @@ _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all rows; `tensor_batch`: rows per batch, 0 = the engine's."""
+    """An empty string selects the default. `limit`: 0 for all rows; `tensor_batch`: 0 = the engine's."""
 
     sweep: str = ""
     data: str = ""
