@@ -25,7 +25,7 @@ _PORTS = 100
 _BACKLOG = 1024
 
 
-class Listener(NamedTuple):
+class ListeningAddress(NamedTuple):
     socket: socket.socket
     port: int
     """0 for a Unix socket."""
@@ -33,11 +33,13 @@ class Listener(NamedTuple):
     """A URL, or the path of the Unix socket."""
 
 
-def open_listener(host: str, port: int, uds: str, *, keys: KeyFile, scheme: str = "http", **choice: Any) -> Listener:
+def open_listener(
+    host: str, port: int, uds: str, *, keys: KeyFile, scheme: str = "http", **choice: Any
+) -> ListeningAddress:
     """Listen at an address. Raises ConfigError, also for an open address without keys. `choice`: see `listen`."""
     keys.read()
     if uds:
-        return Listener(listen_on_path(uds), 0, uds)
+        return ListeningAddress(listen_on_path(uds), 0, uds)
     if not is_loopback(host) and not keys.exists:
         raise ConfigError(
             f"--host {host}: other machines could use your models, and there are no keys; make a key first:"
@@ -46,7 +48,7 @@ def open_listener(host: str, port: int, uds: str, *, keys: KeyFile, scheme: str 
         )
     listener = listen(host, port, **choice)
     port = int(listener.getsockname()[1])
-    return Listener(listener, port, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+    return ListeningAddress(listener, port, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def listen(

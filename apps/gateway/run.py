@@ -26,7 +26,7 @@ from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.http import Gateway, keep_note
 from stoker.apps.gateway.keys import Guard, KeyFile
-from stoker.apps.gateway.listening import Listener, is_loopback, open_listener, run_server, ssh_tunnel_command
+from stoker.apps.gateway.listening import ListeningAddress, is_loopback, open_listener, run_server, ssh_tunnel_command
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
@@ -203,7 +203,7 @@ def _check_tls(options: GatewayOptions) -> None:
             raise ConfigError(f"--tls-cert {options.tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
-def _address_lines(listener: Listener, scheme: str, keys: KeyFile, models: ServedModels) -> Iterator[str]:
+def _address_lines(listener: ListeningAddress, scheme: str, keys: KeyFile, models: ServedModels) -> Iterator[str]:
     address = listener.address
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
     if listener.port:
