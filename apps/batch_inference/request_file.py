@@ -33,7 +33,7 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """`custom_ids`: line number of each valid request, in file order."""
+    """A checked file. `custom_ids`: line number of each valid request, in file order."""
 
     path: Path
     digest: str

@@ -26,7 +26,7 @@ class BatchUse(msgspec.Struct, frozen=True):
 
 
 class PermitFile:
-    """Methods that write may raise OSError."""
+    """The permits file, and the use file next to it. Methods that write may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -71,7 +71,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """`job`: index of the job; `item`: index of the call's argument in the job (-1: unknown)."""
+    """A failed call. `job`: index of the job; `item`: index of the call's argument (-1: unknown)."""
 
     job: int
     item: int

@@ -29,7 +29,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class DataItem(msgspec.Struct, frozen=True):
-    """`id`: name of the row; `place`: its position in the file, such as `line 7`."""
+    """A row. `id`: its name; `place`: its position in the file, such as `line 7`."""
 
     id: str
     fields: dict[str, Any]

@@ -27,7 +27,7 @@ def detect_reasoning_marks(template: str) -> str:
 
 
 class ReasoningParser:
-    """`prompt`: may end with the first mark."""
+    """Separates reasoning from text. `prompt`: may end with the first mark."""
 
     def __init__(self, marks: tuple[str, str], *, prompt: str) -> None:
         self._begin, self._end = marks

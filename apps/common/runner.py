@@ -39,7 +39,7 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of one `app` with equal `parameters` are the same run. `again`: resumes the run (empty: `--resume`)."""
+    """A run. Runs of one `app` with equal `parameters` are the same. `again`: resumes it (empty: `--resume`)."""
 
     app: str
     prefix: str
@@ -90,7 +90,7 @@ class Attempt(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`summary` and `files` are for programs (`--json`), `report` for people, `failure` for both.
+    """The results of a run. `summary` and `files` are for programs, `report` for people, `failure` for both.
 
     A run with `errors` exits with 1. Report lines that end with `bold` are printed in bold.
     """

@@ -24,7 +24,7 @@ _LONGEST_OPENING = 300
 
 
 class XMLCallParser:
-    """`parameters`: schemas by function; `only_first`: ignore further calls."""
+    """Parses answers. `parameters`: schemas by function; `only_first`: ignore further calls."""
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]], *, only_first: bool = False) -> None:
         self._parameters = parameters

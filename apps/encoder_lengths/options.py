@@ -9,7 +9,7 @@ COMPILED: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
 
 
 class LengthsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `step`: tokens between two lengths, 0 = the model's choice."""
+    """The options of a profile. An empty string selects the default. `step`: tokens between two lengths."""
 
     model: str = ""
     texts: str = ""

@@ -206,7 +206,7 @@ def read_prompts(path: Path) -> list[PromptTemplate]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all claims; `tensor_batch`: 1 as in the paper."""
+    """The options of a run. An empty string selects the default. `limit`: 0 for all claims."""
 
     model: str = ""
     claims: str = ""

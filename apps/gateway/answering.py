@@ -60,7 +60,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """`choices`: the model request of each choice; `best`: likeliest choices to return per prompt, 0 = all."""
+    """A checked request. `choices`: a model request each; `best`: choices to return per prompt, 0 = all."""
 
     request: ApiRequest
     choices: tuple[ApiRequest, ...]

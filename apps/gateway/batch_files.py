@@ -28,7 +28,7 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """`owner`: name of the API key that created the file; empty if the gateway has no keys."""
+    """A stored file. `owner`: name of its API key; empty if the gateway has no keys."""
 
     id: str
     owner: str

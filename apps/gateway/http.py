@@ -135,7 +135,7 @@ _TIDY_EVERY_S = 3600.0
 
 
 class Gateway:
-    """`keeps`: functions that run while the gateway runs; `workers`: processes that answer instead of this one."""
+    """A gateway. `keeps`: functions that run with it; `workers`: processes that answer instead of this one."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,

@@ -97,7 +97,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: may read all usage."""
+    """A key. `digest`: its SHA-256; `created`: seconds since the epoch; `admin`: may read all usage."""
 
     name: str
     digest: str
@@ -121,7 +121,7 @@ class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class KeyFile:
-    """Without a file, no keys are needed. With an empty file, no key is valid."""
+    """The keys and groups on disk. Without a file, no keys are needed. With an empty file, no key is valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -287,7 +287,7 @@ class HeldRequest:
 
 
 class Guard:
-    """Without a key file, every client that can connect may send requests."""
+    """Checks keys and limits. Without a key file, every client that can connect may send requests."""
 
     def __init__(self, keys: KeyFile) -> None:
         self._keys = keys

@@ -20,7 +20,7 @@ _MOST_TEXTS = 2048
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """`most`: maximum number of documents, 0 = all; `shows`: return texts."""
+    """Options of a request. `most`: maximum number of documents, 0 = all; `shows`: return texts."""
 
     address: str
     most: int = 0

@@ -44,7 +44,9 @@ UNKNOWN_LOAD_S = 10.0
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """`load_s`, `wake_s`: seconds of the last load and wake; `loading_s`: since a load began; `run_s`: of a call."""
+    """The state of a model. `load_s`, `wake_s`: seconds of the last; `loading_s`: since a load began; `run_s`: of a
+    call.
+    """
 
     hot: int = 0
     loading: int = 0

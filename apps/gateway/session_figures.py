@@ -140,7 +140,7 @@ _MOST_MODELS = 200
 
 
 class SessionMetrics:
-    """`status`: None while the manager does not answer; `names`: names of contexts."""
+    """Prometheus metrics. `status`: None while the manager does not answer; `names`: names of contexts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.status: Status | None = None

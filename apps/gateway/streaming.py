@@ -222,7 +222,7 @@ _COMMENT_S = 2.0
 
 
 class StreamedAnswer:
-    """`waits_for`: says why no piece has arrived; `failed`: receives the error that ends the stream."""
+    """A streamed answer. `waits_for`: says why no piece has arrived; `failed`: receives the error that ends it."""
 
     def __init__(
         self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: Chunks | ResponseEvents,

@@ -39,7 +39,7 @@ _LOG_INTERVAL_S = 60.0
 
 
 class UsageCount(msgspec.Struct):
-    """`refused`: requests over a limit or too late; `failed`: requests with another error."""
+    """Requests and tokens. `refused`: over a limit or too late; `failed`: with another error."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -62,7 +62,7 @@ BatchTotals = tuple[str, dict[str, UsageCount]]
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """`since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
+    """A query. `since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
 
     since: str
     key: str = ""
@@ -119,7 +119,7 @@ _REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) 
 
 
 class UsageFile:
-    """The methods raise OSError and sqlite3.Error."""
+    """The counts on disk. The methods raise OSError and sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -281,7 +281,7 @@ class _BatchRequest(msgspec.Struct):
 
 
 class BatchReader:
-    """`requests`: the input file; `log`: the answers of the running batch; `models`: the models to count."""
+    """Counts a batch. `requests`: the input file; `log`: its answers so far; `models`: the models to count."""
 
     def __init__(self, requests: Path, log: Path, *, models: Collection[str]) -> None:
         self.totals: dict[str, UsageCount] = {}

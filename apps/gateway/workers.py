@@ -55,7 +55,7 @@ class PeerLostError(ConnectionError):
 
 
 class GatewayPeer:
-    """`do`: executes a call of the other process, by name and arguments."""
+    """One end of the socket. `do`: executes a call of the other process, by name and arguments."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all rows; `tensor_batch`: 0 = the engine's."""
+    """The options of a sweep. An empty string selects the default. `limit`: 0 for all rows."""
 
     sweep: str = ""
     data: str = ""

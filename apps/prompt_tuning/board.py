@@ -157,7 +157,7 @@ DEVICES = 8
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`bank`: empty for the model's own, None for none; `serve`: name in the models file, or empty."""
+    """A submission. `bank`: empty for the model's own, None for none; `serve`: name in the models file."""
 
     site: str = ""
     session: str = ""
