@@ -147,10 +147,15 @@ _PARTS = 100
 _LOOK_S = 0.5
 
 
-def call_with_progress(
-    app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
-) -> Any | None:
-    """Call the app on the context of a recipe, and show progress. Return None after Ctrl-C."""
+def measure(
+    app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", json: bool,
+    show: Callable[[Any], tuple[dict[str, Any], Iterable[str]]],
+) -> int:  # fmt: skip
+    """Call the app on the context of a recipe with a progress display, and print the result. Return the exit status.
+
+    `show`: returns the JSON form and the lines of a result.
+    """
+    screen = Screen(json_only=json)
     with stop_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
@@ -160,10 +165,16 @@ def call_with_progress(
                     future = app.with_options(context=recipe)(request)
                     for said in poll_call_progress(future):
                         progress.advance(int(_PARTS * said.done / said.total) - progress.done)
-                return future.result()
+                found = future.result()
         except Stopped:
             screen.line("stopped: no measurement is complete, and nothing is kept")
-            return None
+            return INTERRUPTED
+    summary, lines = show(found)
+    if json:
+        screen.json(summary)
+    for line in () if json else lines:
+        screen.line(line)
+    return 0
 
 
 def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:

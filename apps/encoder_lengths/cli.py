@@ -9,7 +9,7 @@ import click
 from stoker.apps.common.command_line import WIDE, drop_unset_options
 from stoker.apps.encoder_lengths import APP
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
-from stoker.console import Screen, WholeNumber
+from stoker.console import WholeNumber
 
 
 @click.command(
@@ -43,4 +43,4 @@ def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
 
     if others["text"] is not None and others["texts"] is None:
         raise click.UsageError("--text names a column of --texts FILE, which is missing")
-    context.exit(run(LengthsOptions(**drop_unset_options(others)), screen=Screen(json_only=json_), json=json_))
+    context.exit(run(LengthsOptions(**drop_unset_options(others)), json=json_))
