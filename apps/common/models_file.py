@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import msgspec
 
 import stoker
+from stoker.apps.common.answer_parsing import REASONING_PARSERS
 from stoker.apps.common.data_rows import read_toml
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint
-from stoker.apps.common.reasoning import REASONING_PARSERS
 from stoker.apps.common.tool_calls import FORMATS
 from stoker.config import Duration, Size
 from stoker.contexts import EngineSettings, Recipe, check_adapter, encoder_class, longest_input

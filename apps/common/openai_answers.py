@@ -21,7 +21,7 @@ from stoker.apps.common.answer_parsing import (
     parse_whole_answer,
     tool_format,
 )
-from stoker.apps.common.openai_messages import ToolCall
+from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     ApiError,

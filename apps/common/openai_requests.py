@@ -17,8 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from stoker.apps.common.openai_messages import ChatMessage, read_messages
-from stoker.apps.common.openai_tools import TOOL_FIELDS, Tools, read_tools
+from stoker.apps.common.openai_chat import TOOL_FIELDS, ChatMessage, Tools, read_messages, read_tools
 from stoker.apps.common.refusals import ApiError as ApiError
 from stoker.apps.common.refusals import RequestRefused as RequestRefused
 from stoker.apps.common.refusals import (

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai_messages import ChatMessage
+from stoker.apps.common.openai_chat import ChatMessage, ToolChoice, Tools
 from stoker.apps.common.openai_requests import ApiRequest
-from stoker.apps.common.openai_tools import ToolChoice, Tools
 from stoker.apps.common.refusals import encode_json_text
 from stoker.apps.common.tool_calls import ToolFormat
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.apps.common.reasoning import REASONING, ReasoningParser, detect_reasoning_marks
+from stoker.apps.common.answer_parsing import REASONING, ReasoningParser, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
     AnswerDelta,

@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded
-from stoker.apps.common.openai_messages import ToolCall
+from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.common.tool_calls import AnswerDelta, CallDelta
 from stoker.apps.gateway.answering import parse_responses_request
