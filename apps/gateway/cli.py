@@ -243,15 +243,15 @@ def set_group(*, name: str, limits: KeyLimits) -> None:
 def list_groups(*, as_json: bool) -> None:
     """List the groups, their limits and their keys."""
     file = KeyFile.usual()
-    records, members = file.groups(), file.read()
-    keys_of = {group.name: [key.name for key in members if key.group == group.name] for group in records}
+    limits, members = file.groups(), file.read()
+    keys_of = {name: [key.name for key in members if key.group == name] for name in limits}
     if as_json:
-        shown = [{"name": each.name, "limits": each.limits, "keys": keys_of[each.name]} for each in records]
+        shown = [{"name": name, "limits": each, "keys": keys_of[name]} for name, each in limits.items()]
         print_json({"file": str(file.path), "groups": shown})
-    elif not records:
+    elif not limits:
         line("there are no groups; stoker serve groups set NAME makes a group")
-    for each in () if as_json else records:
-        line(f"  {each.name:<20}  {_shown(each.limits)}; keys: {', '.join(keys_of[each.name]) or 'none'}")
+    for name, each in () if as_json else limits.items():
+        line(f"  {name:<20}  {_shown(each)}; keys: {', '.join(keys_of[name]) or 'none'}")
 
 
 @groups.command("remove")

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -107,17 +106,11 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     admin: bool = False
 
 
-class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    limits: KeyLimits = KeyLimits()
+class _KeysOnDisk(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Keys and limits of groups, by name."""
 
-
-Record = TypeVar("Record", KeyRecord, GroupRecord)
-
-
-class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    keys: tuple[KeyRecord, ...] = ()
-    groups: tuple[GroupRecord, ...] = ()
+    keys: dict[str, KeyRecord] = {}
+    groups: dict[str, KeyLimits] = {}
 
 
 class KeyFile:
@@ -126,8 +119,8 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int] | None = None
+        self._kept = _KeysOnDisk()
         self._by_digest: dict[str, KeyRecord] = {}
-        self._groups: dict[str, GroupRecord] = {}
 
     @classmethod
     def usual(cls) -> KeyFile:
@@ -137,11 +130,11 @@ class KeyFile:
     def exists(self) -> bool:
         return self.path.exists()
 
-    def read(self) -> tuple[KeyRecord, ...]:
+    def read(self) -> list[KeyRecord]:
         """Return the keys. Raises ConfigError for a damaged file, or one that others may read."""
-        return self._read().keys
+        return list(self._read().keys.values())
 
-    def groups(self) -> tuple[GroupRecord, ...]:
+    def groups(self) -> dict[str, KeyLimits]:
         return self._read().groups
 
     def _read(self) -> _KeysOnDisk:
@@ -162,39 +155,42 @@ class KeyFile:
         """Create and return a key; only its digest is stored."""
         _check_name_syntax(name, what="a key")
         kept = self._read()
-        if any(each.name == name for each in kept.keys):
+        if name in kept.keys:
             raise ConfigError(f"there is a key {name} already; remove it first: stoker serve keys remove {name}")
         _check_group_exists(group, kept)
         key = _KEY_PREFIX + secrets.token_urlsafe(32)
-        made = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
-        self._write((*kept.keys, made), kept.groups)
+        kept.keys[name] = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
+        self._write(kept)
         return key
 
     def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> KeyRecord:
         kept = self._read()
-        changed = msgspec.structs.replace(_find(name, kept.keys, "key"), limits=limits, group=group, admin=admin)
+        _check_is_known(name, kept.keys, "key")
         _check_group_exists(group, kept)
-        self._write(tuple(changed if each.name == name else each for each in kept.keys), kept.groups)
-        return changed
+        kept.keys[name] = msgspec.structs.replace(kept.keys[name], limits=limits, group=group, admin=admin)
+        self._write(kept)
+        return kept.keys[name]
 
     def remove(self, name: str) -> None:
         kept = self._read()
-        gone = _find(name, kept.keys, "key")
-        self._write(tuple(each for each in kept.keys if each is not gone), kept.groups)
+        _check_is_known(name, kept.keys, "key")
+        del kept.keys[name]
+        self._write(kept)
 
     def set_group(self, name: str, limits: KeyLimits) -> None:
         _check_name_syntax(name, what="a group")
         kept = self._read()
-        others = (each for each in kept.groups if each.name != name)
-        self._write(kept.keys, (*others, GroupRecord(name, limits)))
+        kept.groups[name] = limits
+        self._write(kept)
 
     def remove_group(self, name: str) -> None:
         """Remove a group without keys."""
         kept = self._read()
-        gone = _find(name, kept.groups, "group")
-        if members := [each.name for each in kept.keys if each.group == name]:
+        _check_is_known(name, kept.groups, "group")
+        if members := [each.name for each in kept.keys.values() if each.group == name]:
             raise ConfigError(f"the group {name} has keys: {', '.join(members)}; remove them first")
-        self._write(kept.keys, tuple(each for each in kept.groups if each is not gone))
+        del kept.groups[name]
+        self._write(kept)
 
     def find(self, key: str) -> KeyRecord | None:
         self._refresh_keys()
@@ -202,27 +198,26 @@ class KeyFile:
 
     def named(self, name: str) -> KeyRecord | None:
         self._refresh_keys()
-        return next((each for each in self._by_digest.values() if each.name == name), None)
+        return self._kept.keys.get(name)
 
-    def group(self, name: str) -> GroupRecord | None:
+    def group(self, name: str) -> KeyLimits | None:
         self._refresh_keys()
-        return self._groups.get(name)
+        return self._kept.groups.get(name)
 
     def _refresh_keys(self) -> None:
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:
-            kept = self._read()
-            self._by_digest = {each.digest: each for each in kept.keys}
-            self._groups = {each.name: each for each in kept.groups}
+            self._kept = self._read()
+            self._by_digest = {each.digest: each for each in self._kept.keys.values()}
             self._stamp = stamp
 
-    def _write(self, keys: tuple[KeyRecord, ...], groups: tuple[GroupRecord, ...]) -> None:
+    def _write(self, kept: _KeysOnDisk) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, draft = tempfile.mkstemp(dir=self.path.parent, prefix=".keys-")  # mode 0600
         try:
             with os.fdopen(file, "wb") as out:
-                out.write(msgspec.json.format(msgspec.json.encode(_KeysOnDisk(keys, groups))) + b"\n")
+                out.write(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(draft, self.path)
@@ -238,15 +233,13 @@ def _check_name_syntax(name: str, *, what: str) -> None:
         )
 
 
-def _find(name: str, records: tuple[Record, ...], what: str) -> Record:
-    for each in records:
-        if each.name == name:
-            return each
-    raise ConfigError(f"there is no {what} {name}; there are: {', '.join(each.name for each in records) or 'none'}")
+def _check_is_known(name: str, known: Mapping[str, object], what: str) -> None:
+    if name not in known:
+        raise ConfigError(f"there is no {what} {name}; there are: {', '.join(known) or 'none'}")
 
 
 def _check_group_exists(group: str, kept: _KeysOnDisk) -> None:
-    if group and all(each.name != group for each in kept.groups):
+    if group and group not in kept.groups:
         raise ConfigError(f"there is no group {group}; make it first: stoker serve groups set {group}")
 
 
@@ -345,9 +338,9 @@ class Guard:
 
     def _make_caller(self, record: KeyRecord) -> Caller:
         shared = None
-        if (group := self._keys.group(record.group)) is not None:
-            use = self._uses.setdefault(f"group {group.name}", KeyUse())
-            shared = Caller(group.name, group.limits, use, f"the group {group.name}")
+        if (limits := self._keys.group(record.group)) is not None:
+            use = self._uses.setdefault(f"group {record.group}", KeyUse())
+            shared = Caller(record.group, limits, use, f"the group {record.group}")
         use = self._uses.setdefault(record.digest, KeyUse())
         return Caller(record.name, record.limits, use, group=shared, admin=record.admin)
 

@@ -456,7 +456,7 @@ def test_metrics_count_refused_offers_by_model_and_case():
     contexts = [SimpleNamespace(name=name, refused_offers=each, **zero, **seconds) for name, each in counts.items()]
     found = {
         tuple(sample.labels.values()): sample.value
-        for family in session_figures._contexts(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
+        for family in session_figures._context_metrics(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
         for sample in family.samples
         if sample.name == "stoker_refused_offers_total"
     }
