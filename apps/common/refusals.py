@@ -11,13 +11,14 @@ T = TypeVar("T")
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """An OpenAI error. `param`: path of the invalid field in the body."""
+    """An OpenAI error. `param`: path of the invalid field; `retry_after_s`: seconds before a retry, 0 if not stated."""
 
     message: str
     type: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
     status: int = 400
+    retry_after_s: float = 0.0
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:

@@ -17,7 +17,6 @@ from stoker import encoder
 from stoker.apps.common.calls import measure
 from stoker.apps.common.data_rows import is_empty, row_error
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
-from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.config import load_site
 from stoker.contexts import EncoderProfile, RuntimeLengths, keep_encoder_profile, lengths_that_pay, token_counter
 from stoker.datafile import Row, read_rows
@@ -113,38 +112,41 @@ def _text(row: Row, column: str, *, path: Path) -> str:
     return value
 
 
-def run(options: LengthsOptions, *, json: bool) -> int:
-    """Measure the model. Return the exit status: 0, or 130 after Ctrl-C. Raises StokerError for unusable input."""
-    if not options.model:
+def run(
+    *, model: str = "", texts: str = "", text: str = "text", site: str = "", step: int = 0, dtype: str = "auto",
+    compiled: str = "auto", json: bool,
+) -> int:  # fmt: skip
+    """Measure an encoder. `texts`, `text`: a file and its column. Return the exit status: 0, or 130 after Ctrl-C."""
+    if not model:
         raise ConfigError("encoder_lengths needs an encoder: --model PATH", key="model")
-    recipe = encoder(options.model, dtype=options.dtype)
-    texts = sample_texts(Path(options.texts), options.text) if options.texts else []
-    load_site(options.site or None)  # report an invalid site file before texts are counted
-    counts = list(map(token_counter(options.model), texts)) if texts else []
+    recipe = encoder(model, dtype=dtype)
+    sample = sample_texts(Path(texts), text) if texts else []
+    load_site(site or None)  # report an invalid site file before texts are counted
+    counts = list(map(token_counter(model), sample)) if sample else []
 
     def show(profile: EncoderProfile) -> tuple[dict[str, Any], Iterator[str]]:
-        kept, pay = keep_encoder_profile(options.model, profile), lengths_that_pay(profile, counts)
+        kept, pay = keep_encoder_profile(model, profile), lengths_that_pay(profile, counts)
         summary = {
-            "model": options.model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
+            "model": model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
             "alone_s": pay.alone_s, "texts": len(counts), "profile": msgspec.to_builtins(profile), "kept": str(kept),
         }  # fmt: skip
-        return summary, _report(options, profile, pay, counts=counts, kept=kept)
+        return summary, _report(model, profile, pay, counts=counts, kept=kept)
 
-    request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
-    return measure(measure_lengths, recipe, request, site=options.site, json=json, show=show)
+    request = LengthsRequest(step, dtype, {"yes": True, "no": False}.get(compiled, compiled))
+    return measure(measure_lengths, recipe, request, site=site, json=json, show=show)
 
 
 def _report(
-    options: LengthsOptions, profile: EncoderProfile, pay: RuntimeLengths, *, counts: Sequence[int], kept: Path
+    model: str, profile: EncoderProfile, pay: RuntimeLengths, *, counts: Sequence[int], kept: Path
 ) -> Iterator[str]:
     how = "compiled" if profile.is_compiled else "not compiled"
-    yield f"{Path(options.model).name} · {profile.computed_dtype}, {how}, on {profile.device} · PyTorch {profile.torch}"
+    yield f"{Path(model).name} · {profile.computed_dtype}, {how}, on {profile.device} · PyTorch {profile.torch}"
     yield f"milliseconds of one text, padded to each length: the median of {profile.repeats}"
     yield ""
     yield from format_length_table(profile, counts)
     for note in filter(None, (too_long(profile, counts), unsteady(profile))):
         yield f"  note  {note}"
     yield ""
-    yield from advice(options.model, profile, pay)
+    yield from advice(model, profile, pay)
     yield ""
     yield f"  kept in  {kept}"

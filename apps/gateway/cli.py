@@ -28,7 +28,7 @@ from stoker.apps.gateway.usage import (
     UsageRow,
     first_day,
 )
-from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
+from stoker.console import ByteSize, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
@@ -117,12 +117,12 @@ def run(
     if workers > 1 and workers > (cores := len(os.sched_getaffinity(0))):
         note(f"warning: --workers {workers}: this process may use {cores} cores; more workers answer no faster")
     with report_missing_serve_extra("stoker serve"):
-        from stoker.apps.gateway.run import GatewayOptions, serve  # imported here, because Parsl would slow --help
-    options = GatewayOptions(
-        site=site, models=Path(files[-1]), host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
-        session=session, origins=origins, most_bytes=max_body or MOST_BYTES, workers=workers, as_json=as_json,
+        from stoker.apps.gateway.run import serve  # imported here, because Parsl would slow --help
+    code = serve(
+        Path(files[-1]), site=site, host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
+        session=session, origins=origins, most_bytes=max_body or MOST_BYTES, number=workers, as_json=as_json,
     )  # fmt: skip
-    context.exit(serve(options, screen=Screen(json_only=as_json)))
+    context.exit(code)
 
 
 @contextmanager

@@ -26,13 +26,6 @@ OBJECTIVE_UNREACHABLE = "objective_unreachable"
 _BUSY_S = 5.0
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """The error for a client. `retry_after_s`: 0 if not stated."""
-
-    error: ApiError
-    retry_after_s: float = 0.0
-
-
 class TryLater(RequestRefused):
     """A temporary refusal. `retry_after_s`: 0 if unknown; `why`: the cause, only for the log."""
 
@@ -40,7 +33,7 @@ class TryLater(RequestRefused):
         self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
     ) -> None:
         super().__init__(message, type=type, code=code, status=status)
-        self.retry_after_s = retry_after_s
+        self.error = msgspec.structs.replace(self.error, retry_after_s=retry_after_s)
         self.why = why
 
 
@@ -60,19 +53,17 @@ _REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
 """Message, code, status and seconds before a retry, by the kind of an error; the first kind that fits counts."""
 
 
-def refusal_of(error: BaseException) -> Refusal:
+def refusal_of(error: BaseException) -> ApiError:
     """Return the error for the client, without names of calls, hosts or folders."""
     match error:
-        case TryLater():
-            return Refusal(error.error, error.retry_after_s)
         case RequestRefused():
-            return Refusal(error.error)
+            return error.error
         case CallDroppedError() if retry_after_s := error.facts.get("retry_after_s"):
-            text = (
-                f"the model cannot answer in time: {error.facts['reason']}. Ask again in {show_seconds(retry_after_s)}"
-            )
-            refused = ApiError(text, type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503)
-            return Refusal(refused, retry_after_s)
+            said = f"the model cannot answer in time: {error.facts['reason']}. Ask again in"
+            return ApiError(
+                f"{said} {show_seconds(retry_after_s)}", type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503,
+                retry_after_s=retry_after_s,
+            )  # fmt: skip
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return _refusal(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
     for kind, (message, code, status, retry_after_s) in _REFUSALS.items():
@@ -81,9 +72,9 @@ def refusal_of(error: BaseException) -> Refusal:
     return _refusal("the request failed", "call_failed", 500)
 
 
-def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
+def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> ApiError:
     text = f"{message}; the gateway's log says why, by the request id of this answer"
-    return Refusal(ApiError(text, type="server_error", code=code, status=status), retry_after_s)
+    return ApiError(text, type="server_error", code=code, status=status, retry_after_s=retry_after_s)
 
 
 log = logging.getLogger("stoker.gateway")
@@ -96,5 +87,5 @@ def log_failure(error: BaseException, request: Request) -> None:
     why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__
     foreseen = isinstance(error, StokerError | OSError | TryLater)
     id = request.scope.get("state", {}).get("request_id", "")
-    status = refusal_of(error).error.status
+    status = refusal_of(error).status
     log.warning("%s %s: %d: %s", id, request.url.path, status, why, exc_info=None if foreseen else error)

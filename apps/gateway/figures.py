@@ -113,7 +113,7 @@ class GatewayMetrics:
     ) -> None:
         count = UsageCount(1, *tokens)
         if isinstance(error, Exception) and not isinstance(error, ClientLeft):
-            is_refused = refusal_of(error).error.type in _REFUSED
+            is_refused = refusal_of(error).type in _REFUSED
             count.refused, count.failed = int(is_refused), int(not is_refused)
         self._usage.count(count, key=key, model=model.name)
 
@@ -122,7 +122,7 @@ class GatewayMetrics:
 
     def count_late_refusal(self, model: ServedModel, error: BaseException) -> bool:
         """Count an error if it refuses a late request, else return False."""
-        is_late = refusal_of(error).error.code == OBJECTIVE_UNREACHABLE
+        is_late = refusal_of(error).code == OBJECTIVE_UNREACHABLE
         if is_late:
             model.meter.refused += 1
             self.refused.labels(model.name).inc()
@@ -233,7 +233,7 @@ class RunningRequest:
         ttft_s = self._first_at - self._begun_at if self._first_at else None
         tpot_s = (self._last_at - self._first_at) / (self._pieces - 1) if self._pieces > 1 else None
         failed = isinstance(error, Exception) and not isinstance(error, ClientLeft)
-        status = "200" if error is None else str(refusal_of(error).error.status) if failed else _CLIENT_CLOSED
+        status = "200" if error is None else str(refusal_of(error).status) if failed else _CLIENT_CLOSED
         metrics.requests.labels(name, self._endpoint.value, status).inc()
         if error is None:
             metrics.latency.labels(name).observe(time.monotonic() - self._begun_at)

@@ -344,7 +344,7 @@ def guarded(
             return Response(status_code=499)
         except Exception as error:
             log_failure(error, request)
-            failed(refusal_of(error).error.status)
+            failed(refusal_of(error).status)
             return error_answer(error)
 
     return answer

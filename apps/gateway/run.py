@@ -36,24 +36,6 @@ from stoker.errors import ConfigError, SessionError
 from stoker.sessions import Session, honoured_by, joined_session, kept_session, policy_of
 
 
-class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one gateway. An empty string or 0 selects the default."""
-
-    site: str = ""
-    models: Path
-    host: str = "127.0.0.1"
-    port: int = 0
-    uds: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    session: str = ""
-    origins: tuple[str, ...] = ()
-    """Empty: all sites."""
-    most_bytes: int = 32_000_000
-    workers: int = 1
-    as_json: bool = False
-
-
 class GatewayState(msgspec.Struct, frozen=True):
     port: int = 0
     session: str = ""
@@ -100,21 +82,22 @@ def _read_state(file: Path) -> GatewayState:
     return GatewayState()
 
 
-def serve(options: GatewayOptions, *, screen: Screen) -> int:
-    settings = read_models(options.models)
-    keys = KeyFile.usual()
-    _check_tls(options)
-    place = GatewayPlace(options.site, options.models)
-    state, scheme = place.take(), "https" if options.tls_cert else "http"
-    listener = open_listener(
-        options.host, options.port, options.uds, keys=keys, scheme=scheme,
-        kept=state.port, not_on=place.ports_of_others(),
-    )  # fmt: skip
+def serve(
+    file: Path, *, site: str, host: str, port: int, uds: str, tls_cert: str, tls_key: str, session: str,
+    origins: tuple[str, ...], most_bytes: int, number: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Serve the models of `file`. An empty text or a port of 0 selects the default; `number`: of workers."""
+    screen, settings, keys = Screen(json_only=as_json), read_models(file), KeyFile.usual()
+    _check_tls(tls_cert, tls_key)
+    place = GatewayPlace(site, file)
+    state, scheme = place.take(), "https" if tls_cert else "http"
+    others = place.ports_of_others()
+    listener = open_listener(host, port, uds, keys=keys, scheme=scheme, kept=state.port, not_on=others)
     with listener.socket:
-        session, how = _session(options, before=state.session)
+        session, how = _session(site, session, before=state.session)
         with stoker.load(session=session) as loaded:
             place.keep(GatewayState(port=listener.port or state.port, session=loaded.id, pid=os.getpid()))
-            _refuse_unsupported_settings(options.models, settings, loaded)
+            _refuse_unsupported_settings(file, settings, loaded)
             models = ServedModels(settings, honoured=honoured_by(loaded) or frozenset())
             screen.line(session_line(loaded))
             screen.line(f"  {how}")
@@ -125,37 +108,37 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
                     screen.line(f"  warning: the model {model.name} cannot be used: {error.why}; the others are served")
             for line in _address_lines(listener, scheme, keys, models):
                 screen.line(line)
-            if options.as_json:
-                url = None if options.uds else listener.address
+            if as_json:
+                url = None if uds else listener.address
                 screen.json(
                     {
-                        "base_url": url and f"{url}/v1", "page": url and f"{url}/", "socket": options.uds or None,
+                        "base_url": url and f"{url}/v1", "page": url and f"{url}/", "socket": uds or None,
                         "session": loaded.id, "pid": os.getpid(), "models": list(models),
                     }
                 )  # fmt: skip
             guard, usage = Guard(keys), UsageRecorder(UsageFile.usual())
             workers = None
-            if options.workers > 1:
+            if number > 1:
                 task = WorkerTask(
                     parent=os.getpid(), listener=listener.socket.fileno(), session=loaded.id, settings=settings,
-                    most_bytes=options.most_bytes, origins=options.origins,
-                    tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
+                    most_bytes=most_bytes, origins=origins,
+                    tls=(tls_cert, tls_key) if tls_cert else None,
                 )  # fmt: skip
-                workers = GatewayWorkers(task, number=options.workers, models=models, guard=guard)
-            note = partial(
+                workers = GatewayWorkers(task, number=number, models=models, guard=guard)
+            keeping = partial(
                 keep_note, loaded, models, name=place.folder.name, address=listener.address, workers=workers
             )  # fmt: skip
             gateway = Gateway(
                 models, SessionWatch(loaded, models), guard, site=loaded.executor.site.name,
-                most_bytes=options.most_bytes,
+                most_bytes=most_bytes,
                 batches=Batches(
-                    place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
+                    place.folder / "batches", FileStore(place.folder / "files"), models=file.resolve(),
                     session=loaded.id, guard=guard, usage=usage, names=tuple(models),
                 ),
-                keeps=[note], origins=options.origins, usage=usage, workers=workers,
+                keeps=[keeping], origins=origins, usage=usage, workers=workers,
             )  # fmt: skip
             if workers is None:
-                tls = {"ssl_certfile": options.tls_cert or None, "ssl_keyfile": options.tls_key or None}
+                tls = {"ssl_certfile": tls_cert or None, "ssl_keyfile": tls_key or None}
                 run_server(gateway, listener.socket, **tls)
             else:
                 run_server(gateway)
@@ -167,11 +150,11 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
     return 0
 
 
-def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
-    named = options.session or ("" if options.site else joined_session())
+def _session(site: str, named: str, *, before: str) -> tuple[str, str]:
+    named = named or ("" if site else joined_session())
     if named:
         return named, f"joined session {named}"
-    kept = kept_session(options.site or None, before=before, waiting=note)
+    kept = kept_session(site or None, before=before, waiting=note)
     if kept.started:
         how = f"started session {kept.session}, which keeps running when the gateway exits (stoker down ends it)"
     else:
@@ -193,14 +176,14 @@ def _refuse_unsupported_settings(file: Path, settings: Mapping[str, ModelSetting
                 )  # fmt: skip
 
 
-def _check_tls(options: GatewayOptions) -> None:
-    if bool(options.tls_cert) != bool(options.tls_key):
+def _check_tls(tls_cert: str, tls_key: str) -> None:
+    if bool(tls_cert) != bool(tls_key):
         raise ConfigError("--tls-cert and --tls-key need each other; give both", key="tls_cert")
-    if options.tls_cert:
+    if tls_cert:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls_cert, tls_key)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"--tls-cert {options.tls_cert}: cannot be used: {error}", key="tls_cert") from None
+            raise ConfigError(f"--tls-cert {tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
 def _address_lines(listener: ListeningAddress, scheme: str, keys: KeyFile, models: ServedModels) -> Iterator[str]:

@@ -267,7 +267,7 @@ class StreamedAnswer:
         except Exception as error:
             self._failure = error
             self._failed(error)
-            yield _event(refusal_of(error).error.body)
+            yield _event(refusal_of(error).body)
         except BaseException as error:
             self._failure = error
             raise

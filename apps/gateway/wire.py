@@ -92,11 +92,11 @@ def error_answer(error: BaseException) -> Response:
     headers = {}
     if refusal.retry_after_s:
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
-    elif refusal.error.status >= 500:
+    elif refusal.status >= 500:
         headers["x-should-retry"] = "false"
-    if refusal.error.status == 401:
+    if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONAnswer(refusal.error.body, refusal.error.status, headers)
+    return JSONAnswer(refusal.body, refusal.status, headers)
 
 
 async def receive_body(request: Request, *, most: int) -> bytes:

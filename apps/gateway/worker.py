@@ -96,8 +96,7 @@ class GatewayWorker:
         try:
             refused = await self._peer.call("hold", number, caller.name)
             if refused is not None:
-                error = {name: value for name, value in refused["error"].items() if name != "param"}
-                raise TryLater(**error, retry_after_s=refused["retry_after_s"])
+                raise TryLater(**{name: value for name, value in refused.items() if name != "param"})
         except BaseException:
             held.end()
             raise

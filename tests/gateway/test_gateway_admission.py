@@ -109,4 +109,4 @@ def test_requests_are_refused_while_the_journal_is_unwritable():
         with pytest.raises(TryLater, match="accepts no requests now: its journal cannot be written") as refused:
             asyncio.run(asked)
         assert (refused.value.error.status, refused.value.error.code) == (503, "session_unavailable")
-        assert refused.value.retry_after_s > 0
+        assert refused.value.error.retry_after_s > 0

@@ -203,8 +203,8 @@ def test_objective_headers_are_refused_if_the_policy_ignores_them():
 def test_dropped_call_says_when_to_retry():
     error = CallDroppedError("call c-1: ...", call="c-1", reason="its first token would be late", retry_after_s=2.5)
     refusal = refusal_of(error)
-    assert (refusal.retry_after_s, refusal.error.status, refusal.error.code) == (2.5, 503, "objective_unreachable")
-    assert "c-1" not in refusal.error.message
+    assert (refusal.retry_after_s, refusal.status, refusal.code) == (2.5, 503, "objective_unreachable")
+    assert "c-1" not in refusal.message
 
 
 # ---- a gateway

@@ -115,7 +115,7 @@ def test_requests_are_limited_per_minute_and_at_a_time():
     use.start(3.0)
     use.end(0, now=4.0)
     reached = use.reached(limits, now=10.0)
-    assert (reached.error.code, reached.retry_after_s) == ("requests_per_minute", 50.0)
+    assert (reached.error.code, reached.error.retry_after_s) == ("requests_per_minute", 50.0)
     assert use.reached(limits, now=60.0) is None  # the first request began over a minute ago and no longer counts
 
 
@@ -126,7 +126,7 @@ def test_tokens_are_limited_once_they_are_known():
         use.start(at)
         use.end(tokens, now=at)
     reached = use.reached(limits, now=20.0)
-    assert (reached.error.code, reached.retry_after_s) == ("tokens_per_minute", 40.0)
+    assert (reached.error.code, reached.error.retry_after_s) == ("tokens_per_minute", 40.0)
     assert use.reached(limits, now=60.5) is None
 
 
@@ -174,7 +174,7 @@ def test_ended_request_frees_its_place_in_the_concurrency_limit(tmp_path):
     held = guard.begin(caller)
     with pytest.raises(RequestRefused) as refused:
         guard.begin(guard.caller({"authorization": f"Bearer {key}"}))
-    assert refusal_of(refused.value).error.status == 429
+    assert refusal_of(refused.value).status == 429
     assert refusal_of(refused.value).retry_after_s > 0
     held.end()
     held.end()
@@ -323,14 +323,14 @@ def test_error_of_a_call_has_a_status_that_says_whether_to_retry():
         ValueError("x"): (500, "call_failed"),
     }
     for error, (status, code) in told.items():
-        found = refusal_of(error).error
+        found = refusal_of(error)
         assert (found.status, found.code, found.type) == (status, code, "server_error")
 
 
 def test_error_message_contains_no_call_host_or_folder():
     told = "call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines"
     for kind in (ContextError, NoDeviceError, SessionError, StreamDiffersError, CallTimeoutError, ValueError, OSError):
-        found = refusal_of(kind(told)).error.message
+        found = refusal_of(kind(told)).message
         assert not any(inside in found for inside in ("c-12", "node014", "/scratch", "\n"))
 
 
@@ -440,9 +440,9 @@ def test_wrong_batch_body_names_its_field(fields, param, code):
 def test_full_disk_is_reported_and_failed_upload_leaves_no_file(tmp_path):
     error = OSError(errno.ENOSPC, "No space left on device", "/x")
     refusal = refusal_of(error)
-    assert (refusal.error.status, refusal.error.code, refusal.retry_after_s > 0) == (507, "disk_full", True)
-    assert "No space left on device" in refusal.error.message
-    assert refusal_of(OSError(errno.EIO, "Input/output error")).error.code == "call_failed"
+    assert (refusal.status, refusal.code, refusal.retry_after_s > 0) == (507, "disk_full", True)
+    assert "No space left on device" in refusal.message
+    assert refusal_of(OSError(errno.EIO, "Input/output error")).code == "call_failed"
     store = FileStore(tmp_path / "files")
     with pytest.raises(OSError, match="No such file"):
         store.add(tmp_path / "absent", filename="x", purpose="batch", owner="")
