@@ -24,13 +24,12 @@ from stoker.apps.batch_inference.results import (
     KEY,
     BatchTotals,
     count_totals,
-    first_errors,
+    error_lines,
     make_call_failed_error,
     make_record,
-    write_errors,
     write_responses,
 )
-from stoker.apps.common.batch_state import BatchUse, PermitFile
+from stoker.apps.common.batch_state import BatchUse, PermitFile, write_lines
 from stoker.apps.common.calls import FailedCall, Job, run_calls
 from stoker.apps.common.command_line import RunChoice, columns, count
 from stoker.apps.common.models_file import model_digest_or_name
@@ -131,13 +130,13 @@ def _results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed:
     log, folder = work.log, work.folder
     totals = count_totals(log)
     summary = _summary(checked, totals, work.attempt, failed)
-    messages = first_errors(checked, log, totals, failed, most=_SHOWN_ERRORS)
-    errors = folder.write(ERRORS, lambda path: write_errors(path, checked, log, totals, failed))
+    lines = error_lines(checked, log, totals, failed)
+    errors = folder.write(ERRORS, lambda path: write_lines(path, lines))
     folder.write_json("summary.json", summary)
     responses = folder.finish(
         name=RESPONSES, write=lambda path: write_responses(path, checked, log, totals), complete=not failed
     )
-    report = _report(options, summary, work.attempt, messages, responses=responses, errors=errors)
+    report = _report(options, summary, work.attempt, lines[:_SHOWN_ERRORS], responses=responses, errors=errors)
     return Outcome(
         summary=summary, files={"responses": responses, "errors_file": errors}, report=report,
         errors=summary["errors"],
@@ -158,8 +157,8 @@ def _summary(checked: CheckedFile, totals: BatchTotals, attempt: Attempt, failed
 
 
 def _report(
-    options: BatchOptions, summary: dict[str, Any], attempt: Attempt, messages: list[str], *, responses: Path,
-    errors: Path,
+    options: BatchOptions, summary: dict[str, Any], attempt: Attempt, shown: Sequence[dict[str, Any]], *,
+    responses: Path, errors: Path,
 ) -> Iterator[str]:  # fmt: skip
     yield ""
     yield (
@@ -169,11 +168,11 @@ def _report(
     if attempt.made:
         yield attempt.format_throughput_line("request")
     yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
-    if messages:
+    if shown:
         yield ""
         yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} has the reasons:"
-        yield from (f"  {message}" for message in messages)
-        if summary["errors"] > len(messages):
+        yield from (f"  {line['response']['body']['error']['message']}" for line in shown)
+        if summary["errors"] > len(shown):
             yield "  …"
     if summary["failed"]:
         yield f"  retry the {summary['failed']:,} whose calls failed:  {options.command()}"

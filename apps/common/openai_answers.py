@@ -65,16 +65,12 @@ class TextBegun(msgspec.Struct, frozen=True):
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    text: str
-    logprobs: Likelihoods
-
-
-class EchoPiece(msgspec.Struct, frozen=True):
-    """The prompt, repeated before the generated text. `unshown`: see `Choice`."""
+    """A token, or the whole prompt with `tokens` of 0. `unshown`: see `Choice`."""
 
     text: str
     logprobs: Likelihoods | None
-    unshown: int
+    tokens: int = 1
+    unshown: int = 0
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
@@ -90,7 +86,7 @@ class TextEnded(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-TextPiece = TextBegun | EchoPiece | str | TokenPiece | AnswerPiece | TextEnded
+TextPiece = TextBegun | str | TokenPiece | AnswerPiece | TextEnded
 
 
 class ScorePiece(msgspec.Struct, frozen=True):
@@ -144,7 +140,7 @@ def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
         logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
     )  # fmt: skip
     if sampling.echo:
-        echo = _make_echo_piece(model, prompt, found.prompt_logprobs, sampling)
+        echo = _echo_piece(model, prompt, found.prompt_logprobs, sampling)
         likelihoods = None if echo.logprobs is None else echo.logprobs + (choice.logprobs or ())
         return replace(choice, text=echo.text + choice.text, logprobs=likelihoods, unshown=echo.unshown)
     parser = _parser(model, request, prompt, place=place)
@@ -163,11 +159,11 @@ def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int)
     return answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
 
 
-def _make_echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> EchoPiece:
+def _echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> TokenPiece:
     text = prompt if isinstance(prompt, str) else model.text_of(prompt)
     first = likelihoods[0][0] if likelihoods else ""
     unshown = 0 if text.startswith(first) else len(first)
-    return EchoPiece(text, _cut(likelihoods, sampling) if sampling.logprobs >= 0 else None, unshown)
+    return TokenPiece(text, _cut(likelihoods, sampling) if sampling.logprobs >= 0 else None, 0, unshown)
 
 
 def stream_text(
@@ -185,14 +181,14 @@ def stream_text(
         written, finish = 0, ""
         for token in tokens:
             if token.prompt_logprobs:
-                yield _make_echo_piece(model, prompt, token.prompt_logprobs, sampling)
+                yield _echo_piece(model, prompt, token.prompt_logprobs, sampling)
             written, finish = written + sampling.writes, token.finish_reason
             if sampling.writes:
                 yield TokenPiece(token.text, _cut(token.logprobs, sampling))
         yield TextEnded(finish, written)
     else:
         if sampling.echo:
-            yield _make_echo_piece(model, prompt, (), sampling)
+            yield _echo_piece(model, prompt, (), sampling)
         texts = tokens.texts()
         yield texts
         yield TextEnded(texts.finish_reason, texts.tokens * sampling.writes)
@@ -289,35 +285,32 @@ _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
 
 
-def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
-    """Return the response body of a conversation. `usage` replaces the token counts of the choices."""
-    shown = [{"message": _message(choice), "logprobs": chat_logprobs(choice.logprobs)} for choice in choices]
-    head = {"id": f"chatcmpl-{name}", "object": "chat.completion", "created": created, "model": model}
-    return {**head, **_choices_and_usage(choices, shown, usage)}
-
-
-def completion_body(
-    choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
+def answer_body(
+    endpoint: Endpoint, choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
-    """Return the response body of a completion, as `chat_body`."""
-    shown = [
-        {"text": choice.text, "logprobs": completion_logprobs(choice.logprobs, offset=-choice.unshown)}
-        for choice in choices
-    ]
-    head = {"id": f"cmpl-{name}", "object": "text_completion", "created": created, "model": model}
-    return {**head, **_choices_and_usage(choices, shown, usage)}
-
-
-def _choices_and_usage(choices: Sequence[Choice], shown: Sequence[Body], usage: Body | None) -> Body:
-    read = sum(choice.prompt_tokens for choice in choices)
+    """Return the response body of a conversation or a completion. `usage` replaces the token counts of the choices."""
+    is_chat = endpoint is Endpoint.CHAT
     return {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": created,
+        "model": model,
         "choices": [
-            {"index": index, **own, "finish_reason": choice.finish_reason}
-            for index, (choice, own) in enumerate(zip(choices, shown, strict=True))
+            {
+                "index": index,
+                **({"message": _message(choice)} if is_chat else {"text": choice.text}),
+                "logprobs": chat_logprobs(choice.logprobs)
+                if is_chat
+                else completion_logprobs(choice.logprobs, offset=-choice.unshown),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
         ],
-        "usage": usage or token_usage(read, sum(choice.completion_tokens for choice in choices)),
+        "usage": usage or token_usage(
+            sum(choice.prompt_tokens for choice in choices), sum(choice.completion_tokens for choice in choices)
+        ),
         "system_fingerprint": None,
-    }
+    }  # fmt: skip
 
 
 def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:

@@ -26,12 +26,15 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 class RequestRefused(Exception):
+    """A refusal. `retry_after_s`: as in `ApiError`; `why`: the cause, only for the log."""
+
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
-        type: str = "invalid_request_error",
+        type: str = "invalid_request_error", retry_after_s: float = 0.0, why: str = "",
     ) -> None:  # fmt: skip
         super().__init__(message)
-        self.error = ApiError(message, type=type, param=param, code=code, status=status)
+        self.error = ApiError(message, type, param, code, status, retry_after_s)
+        self.why = why
 
 
 def refused(param: str, problem: str, code: str) -> RequestRefused:

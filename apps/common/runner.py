@@ -160,11 +160,9 @@ class OpenRun:
         )  # fmt: skip
 
 
-def execute(
-    spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice, *, screen: Screen | None = None
-) -> int:
+def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice) -> int:
     """Run, report, and return 0, 1 for results with errors, 130 after Ctrl-C. Results so far are always kept."""
-    screen = screen or Screen(json_only=choice.json)
+    screen = Screen(json_only=choice.json)
     load_site(spec.site or None)  # report an invalid site file before the run folder exists
     folder = open_run(
         Path("runs"), app=spec.app, prefix=spec.prefix, parameters=spec.parameters,

@@ -125,21 +125,42 @@ def _evidence(row: Row, *, file: Path) -> str:
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.toml"
 SHIPPED_EVIDENCE = Path(__file__).parent / "data" / "prompts_evidence.toml"
-DEFAULT_ANSWERS = {Label.SUPPORTS: " True", Label.REFUTES: " False", Label.NOT_ENOUGH_INFO: " Unknown"}
 _PLACES = re.compile(r"\{([^{}\s]*)\}")
 
 
-class PromptTemplate(msgspec.Struct, frozen=True):
-    """One prompt template. `answers` are in the order of LABELS."""
+class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer word for each label."""
 
-    name: str
-    text: str
-    answers: tuple[str, ...] = tuple(DEFAULT_ANSWERS[label] for label in LABELS)
+    supports: Text = msgspec.field(name=Label.SUPPORTS.value)
+    refutes: Text = msgspec.field(name=Label.REFUTES.value)
+    not_enough_info: Text = msgspec.field(name=Label.NOT_ENOUGH_INFO.value)
+
+
+class PromptTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One prompt template."""
+
+    name: Text
+    text: Text
+    answers: Answers = Answers(" True", " False", " Unknown")
+
+    def __post_init__(self) -> None:
+        places = _PLACES.findall(self.text)
+        if "claim" not in places:
+            raise ValueError("text has no {claim}")
+        for unknown in set(places) - {"claim", "evidence"}:
+            raise ValueError(f"text: {{{unknown}}} is not a placeholder; write {{claim}} or {{evidence}}")
+        if len(set(self.words)) < len(LABELS):
+            raise ValueError("answers: two labels have the same answer")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The answer words in the order of LABELS."""
+        return msgspec.structs.astuple(self.answers)
 
     @property
     def digest(self) -> str:
         """Digest of the template's text and answers, without the name: 12 hex digits."""
-        return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
+        return hashlib.sha256(msgspec.json.encode((self.text, self.words))).hexdigest()[:12]
 
     @property
     def has_evidence_placeholder(self) -> bool:
@@ -148,8 +169,7 @@ class PromptTemplate(msgspec.Struct, frozen=True):
     @property
     def prefix(self) -> str:
         """The text before the first placeholder, which all claims share."""
-        found = _PLACES.search(self.text)
-        return self.text[: found.start()] if found else self.text
+        return _PLACES.split(self.text, maxsplit=1)[0]
 
     def fill(self, claim: Claim) -> str:
         """Return the template's text after the prefix, filled with one claim. Braces in the claim are kept."""
@@ -157,48 +177,20 @@ class PromptTemplate(msgspec.Struct, frozen=True):
         return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
 
 
-class _Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    supports: Text = msgspec.field(name=Label.SUPPORTS.value)
-    refutes: Text = msgspec.field(name=Label.REFUTES.value)
-    not_enough_info: Text = msgspec.field(name=Label.NOT_ENOUGH_INFO.value)
-
-
-class _PromptTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A template as users write it."""
-
-    name: Text
-    text: Text
-    answers: _Answers | None = None
-
-    def __post_init__(self) -> None:
-        places = _PLACES.findall(self.text)
-        if "claim" not in places:
-            raise ValueError("text has no {claim}")
-        for unknown in set(places) - {"claim", "evidence"}:
-            raise ValueError(f"text: {{{unknown}}} is not a placeholder; write {{claim}} or {{evidence}}")
-        if self.answers is not None and len(set(self.words)) < len(LABELS):
-            raise ValueError("answers: two labels have the same answer")
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return msgspec.structs.astuple(self.answers) if self.answers is not None else tuple(DEFAULT_ANSWERS.values())
-
-
 class _PromptsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    prompts: list[_PromptTable] = []
+    prompts: list[PromptTemplate] = []
 
 
 def read_prompts(path: Path) -> list[PromptTemplate]:
     if path.suffix.lower() in (".jsonl", ".ndjson"):
-        tables = []
+        prompts = []
         for row in read_rows(path):
             try:
-                tables.append(msgspec.convert(row.fields, _PromptTable))
+                prompts.append(msgspec.convert(row.fields, PromptTemplate))
             except msgspec.ValidationError as error:
                 raise row_error(str(error), row, path=path, key="prompts") from None
     else:
-        tables = read_toml(path, _PromptsFile).prompts
-    prompts = [PromptTemplate(table.name, table.text, table.words) for table in tables]
+        prompts = read_toml(path, _PromptsFile).prompts
     refuse_duplicates("prompts", [(prompt.name, prompt.digest) for prompt in prompts], file=path)
     if not prompts:
         raise ConfigError(f"{path}: has no templates; write them as [[prompts]] with name and text", file=str(path))

@@ -47,11 +47,6 @@ def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
     return low, high
 
 
-def uncalibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Return the index of the label with the highest score in each row."""
-    return [_best(row) for row in scores]
-
-
 def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the label with the highest score in each row, after batch calibration.
 
@@ -171,7 +166,7 @@ def make_rows(
                 raise StokerError(f"{log.path}: has no result for claim {claim.id} with {prompt.name}; run again")
             records.append(record)
         scores = [record["scores"] for record in records]
-        raw = uncalibrated_label_indices(scores)
+        raw = [_best(row) for row in scores]
         answers = calibrated_label_indices(scores) if calibrate else raw
         for claim, record, answer, raw_answer in zip(claims, records, answers, raw, strict=True):
             supports, refutes, not_enough_info = record["scores"]

@@ -131,7 +131,7 @@ def _infer(
     questions = (
         Question(
             number=number, prefix=call.prompt.prefix, texts=tuple(call.prompt.fill(claim) for claim in call.claims),
-            words=call.prompt.answers, tensor_batch=options.tensor_batch,
+            words=call.prompt.words, tensor_batch=options.tensor_batch,
         )
         for number, call in enumerate(calls)
     )  # fmt: skip

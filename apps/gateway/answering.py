@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.apps.common.models_file import Cold, with_parsers
-from stoker.apps.common.openai_answers import Choice, Vectors, chat_body, completion_body, embedding_parts, token_usage
+from stoker.apps.common.openai_answers import Choice, Vectors, answer_body, embedding_parts, token_usage
 from stoker.apps.common.openai_requests import (
     ApiRequest,
     Endpoint,
@@ -29,7 +29,7 @@ from stoker.apps.common.openai_requests import (
     refused,
 )
 from stoker.apps.common.refusals import expect, expect_whole
-from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, TryLater, log, log_failure
+from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Caller, HeldRequest
 from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, read_objective_headers
@@ -171,10 +171,10 @@ _RETRY_HINT = "Ask again then, or send the header `Prefer: wait=600` to wait for
 
 
 async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits_s: float | None) -> None:
-    """Raise TryLater for a request that would wait too long. `waits_s`: of `Prefer: wait=`, None without it."""
+    """Raise RequestRefused for a request that would wait too long. `waits_s`: of `Prefer: wait=`, None without it."""
     facts = await watch.recent(model)
     if trouble := watch.journal_trouble:
-        raise TryLater(
+        raise RequestRefused(
             "the session accepts no requests now: its journal cannot be written; the gateway's log says why",
             type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
         )  # fmt: skip
@@ -185,7 +185,7 @@ async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits
     waits_s, later_s = waits_s or 0.0, facts.seconds_until_loaded
     if refuses_cold and not facts.hot and later_s > waits_s:
         watch.wake(model)
-        raise TryLater(
+        raise RequestRefused(
             f"the model {model.name} is {facts.state}; it may answer in {show_seconds(later_s)}. {_RETRY_HINT}",
             type="overloaded", code="model_cold", status=503, retry_after_s=later_s,
         )  # fmt: skip
@@ -198,7 +198,7 @@ async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits
         later_s = expected.later_s(ttft_s)
     else:
         watch.wake(model)
-    raise TryLater(
+    raise RequestRefused(
         f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
         f" objective is {show_seconds(ttft_s)}: {expected.because}. It could be met in {show_seconds(later_s)}."
         f" {_RETRY_HINT}",
@@ -213,7 +213,7 @@ class Answering:
     def __init__(
         self, models: ServedModels, watch: SessionWatch, hold: HoldRequest, metrics: GatewayMetrics, *, most_bytes: int
     ) -> None:
-        """`hold`: starts a request of a key, or raises TryLater."""
+        """`hold`: starts a request of a key, or raises RequestRefused."""
         self._models = models
         self._watch = watch
         self._hold = hold
@@ -223,7 +223,7 @@ class Answering:
 
     async def handle_responses_request(self, request: Request, caller: Caller) -> Response:
         try:
-            return await self.answer(request, Endpoint.CHAT, caller, read=parse_responses_request)
+            return await self.answer(request, caller, Endpoint.CHAT, read=parse_responses_request)
         except RequestRefused as error:
             raise translate_chat_error(error) from error
 
@@ -232,10 +232,10 @@ class Answering:
             scored, scoring = read_scoring(data, request.url.path, name=name, ignored=ignored)
             return Asked(scored, (scored,), scoring=scoring)
 
-        return await self.answer(request, Endpoint.EMBEDDINGS, caller, read=read)
+        return await self.answer(request, caller, Endpoint.EMBEDDINGS, read=read)
 
     async def answer(
-        self, request: Request, endpoint: Endpoint, caller: Caller, *, read: Callable[..., Asked] | None = None
+        self, request: Request, caller: Caller, endpoint: Endpoint, *, read: Callable[..., Asked] | None = None
     ) -> Response:
         """`read`: the parser of the body. Raises RequestRefused, ClientLeft, and errors of calls."""
         begun = time.monotonic()
@@ -254,14 +254,14 @@ class Answering:
         try:
             model.prepare()
             await admit(self._watch, model, ttft_s=ttft_s, waits_s=waits_s)
-        except TryLater as error:
+        except RequestRefused as error:
             self._metrics.count_late_refusal(model, error)
             self._metrics.count_usage(model, key=caller.name, error=error)
             raise
         if ttft_s and waits_s is not None:
             objectives["ttft"] = max(ttft_s, waits_s)
         wanted = Objectives(objectives.get("ttft", ttft_s), objectives.get("tpot", model.objectives.tpot_s))
-        running = self._metrics.request(model, endpoint, begun=begun, wanted=wanted, key=caller.name)
+        running = RunningRequest(self._metrics, model, endpoint, begun=begun, wanted=wanted, key=caller.name)
         try:
             running.held = await self._hold(caller)
         except BaseException as error:
@@ -315,8 +315,7 @@ class Answering:
         head: dict[str, Any] = {"name": name, "model": model.name, "created": int(time.time())}
         if asked.repeated is not None:
             return JSONAnswer(response_body(choices[0], asked.repeated, **head))
-        body = chat_body if asked.request.endpoint is Endpoint.CHAT else completion_body
-        return JSONAnswer(body(choices, usage=token_usage(read, written), **head))
+        return JSONAnswer(answer_body(asked.request.endpoint, choices, usage=token_usage(read, written), **head))
 
     async def _stream(
         self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest,

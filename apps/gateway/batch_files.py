@@ -20,10 +20,12 @@ import msgspec
 
 from stoker.apps.common.batch_state import OK, encode_json_line, read_json_lines
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_json_object, refused
+from stoker.apps.common.refusals import expect, required
 
 DAY_S = 86_400
 KEPT_S = 30 * DAY_S
 """Files and batches are deleted after 30 days, as at OpenAI."""
+_ENDS = ("completed", "failed", "expired", "cancelled")
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -180,33 +182,62 @@ _WINDOW = re.compile(r"([0-9]{1,3})([hd])")
 _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
-class BatchRequest(msgspec.Struct, frozen=True):
-    """A requested batch, which expires after `window_s` seconds."""
+class GatewayBatch(msgspec.Struct):
+    """One batch in OpenAI's format. `owner`: name of its API key; `waits`: why a step is retried (not stored)."""
 
+    id: str
+    owner: str
     endpoint: str
     input_file_id: str
+    created_at: int
     metadata: dict[str, str] | None = None
+    status: str = "in_progress"
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    ended_at: int | None = None
+    cancelling_at: int | None = None
+    problem: str = ""
+    waits: str = ""
     completion_window: str = "24h"
     window_s: int = DAY_S
 
+    @property
+    def body(self) -> dict[str, Any]:
+        code, message = ("batch_failed", self.problem) if self.problem else ("batch_waits", self.waits)
+        problem = {"code": code, "message": message, "line": None, "param": None}
+        ends = {f"{end}_at": self.ended_at if self.status == end else None for end in _ENDS}
+        return {
+            "id": self.id, "object": "batch", "endpoint": self.endpoint, "completion_window": self.completion_window,
+            "errors": {"object": "list", "data": [problem]} if message else None, "status": self.status,
+            "input_file_id": self.input_file_id, "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id, "created_at": self.created_at, "in_progress_at": self.created_at,
+            "expires_at": self.created_at + self.window_s, "cancelling_at": self.cancelling_at, **ends,
+            "finalizing_at": None, "metadata": self.metadata,
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+        }  # fmt: skip
 
-def read_batch(data: bytes) -> BatchRequest:
+
+def read_batch(data: bytes, *, owner: str = "") -> GatewayBatch:
+    """Return the batch that the body of a request describes. Raises RequestRefused."""
     body = parse_json_object(data)
     for name in body.keys() - _BATCH_FIELDS:
         raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
     if body.get("output_expires_after") is not None:
         problem = "is not supported here: files are removed after 30 days"
         raise refused("output_expires_after", problem, "unsupported_parameter")
-    endpoint, file = body.get("endpoint"), body.get("input_file_id")
+    endpoint = body.get("endpoint")
     known = [each.value for each in Endpoint]
     if endpoint not in known:
         raise refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
     window, window_s = _window(body.get("completion_window"))
-    if file is None:
-        raise refused("input_file_id", "is missing", "missing_required_parameter")
-    if not isinstance(file, str):
-        raise refused("input_file_id", "must be a text", "invalid_type")
-    return BatchRequest(endpoint, file, _metadata(body.get("metadata")), window, window_s)
+    file = expect(required(body, "input_file_id"), str, "input_file_id")
+    return GatewayBatch(
+        f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), _metadata(body.get("metadata")),
+        completion_window=window, window_s=window_s,
+    )  # fmt: skip
 
 
 def _window(value: Any) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from typing import TypeVar
 import psutil
 
 from stoker.apps.common.batch_state import BatchUse, PermitFile
-from stoker.apps.gateway.failures import TryLater
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyLimits
 
 log = logging.getLogger("stoker.gateway")
@@ -163,7 +163,7 @@ class BatchPace:
         while caller is not None and self._allowed < self._most and self._has_room(caller):
             try:
                 self._held.append(self._guard.begin(caller, used=KeyLimits.limits_for_batches))
-            except TryLater:
+            except RequestRefused:
                 break
             self._allowed += 1
         if self._allowed != before:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import re
-import secrets
 import shutil
 import sys
 import time
@@ -22,10 +21,9 @@ import msgspec
 
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import (
-    DAY_S,
     KEPT_S,
-    BatchRequest,
     FileStore,
+    GatewayBatch,
     copy_errors_for_client,
     count_answers,
     write_batch_output_files,
@@ -37,7 +35,7 @@ from stoker.apps.gateway.usage import BatchReader, UsageRecorder
 log = logging.getLogger("stoker.gateway")
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
-_OPEN, _ENDS = ("in_progress", "finalizing", "cancelling"), ("completed", "failed", "expired", "cancelled")
+_OPEN = ("in_progress", "finalizing", "cancelling")
 _EARLY_ENDS = {
     "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
     "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
@@ -52,44 +50,6 @@ _LOG = "results.jsonl.part"
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _EXIT_CODES_WITH_FILES = (0, 1)
 """Exit codes after which there are output files. 1: some requests have no answer."""
-
-
-class GatewayBatch(msgspec.Struct):
-    """One batch in OpenAI's format. `owner`: name of its API key; `waits`: why a step is retried (not stored)."""
-
-    id: str
-    owner: str
-    endpoint: str
-    input_file_id: str
-    created_at: int
-    metadata: dict[str, str] | None = None
-    status: str = "in_progress"
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    ended_at: int | None = None
-    cancelling_at: int | None = None
-    problem: str = ""
-    waits: str = ""
-    completion_window: str = "24h"
-    window_s: int = DAY_S
-
-    @property
-    def body(self) -> dict[str, Any]:
-        code, message = ("batch_failed", self.problem) if self.problem else ("batch_waits", self.waits)
-        problem = {"code": code, "message": message, "line": None, "param": None}
-        ends = {f"{end}_at": self.ended_at if self.status == end else None for end in _ENDS}
-        return {
-            "id": self.id, "object": "batch", "endpoint": self.endpoint, "completion_window": self.completion_window,
-            "errors": {"object": "list", "data": [problem]} if message else None, "status": self.status,
-            "input_file_id": self.input_file_id, "output_file_id": self.output_file_id,
-            "error_file_id": self.error_file_id, "created_at": self.created_at, "in_progress_at": self.created_at,
-            "expires_at": self.created_at + self.window_s, "cancelling_at": self.cancelling_at, **ends,
-            "finalizing_at": None, "metadata": self.metadata,
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-        }  # fmt: skip
 
 
 class Batches:
@@ -123,14 +83,10 @@ class Batches:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def add(self, asked: BatchRequest, *, owner: str) -> GatewayBatch:
-        endpoint, file = asked.endpoint, asked.input_file_id
-        self.files.get(file, owner=owner)
-        batch = GatewayBatch(
-            f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), asked.metadata,
-            completion_window=asked.completion_window, window_s=asked.window_s,
-        )  # fmt: skip
-        batch.total, batch.problem = await asyncio.to_thread(_checked, self.files.data(file), endpoint)
+    async def add(self, batch: GatewayBatch) -> GatewayBatch:
+        self.files.get(batch.input_file_id, owner=batch.owner)
+        data = self.files.data(batch.input_file_id)
+        batch.total, batch.problem = await asyncio.to_thread(_checked, data, batch.endpoint)
         if batch.problem:
             batch.status, batch.ended_at = "failed", int(time.time())
         self._keep(batch)

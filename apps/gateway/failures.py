@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 
-import msgspec
 from starlette.requests import Request
 
 from stoker.apps.common.openai_requests import ApiError, RequestRefused
@@ -24,17 +23,6 @@ from stoker.units import show_seconds
 
 OBJECTIVE_UNREACHABLE = "objective_unreachable"
 _BUSY_S = 5.0
-
-
-class TryLater(RequestRefused):
-    """A temporary refusal. `retry_after_s`: 0 if unknown; `why`: the cause, only for the log."""
-
-    def __init__(
-        self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
-    ) -> None:
-        super().__init__(message, type=type, code=code, status=status)
-        self.error = msgspec.structs.replace(self.error, retry_after_s=retry_after_s)
-        self.why = why
 
 
 _REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
@@ -82,10 +70,10 @@ log = logging.getLogger("stoker.gateway")
 
 def log_failure(error: BaseException, request: Request) -> None:
     """Log why a request failed, unless the answer states the whole cause."""
-    if isinstance(error, RequestRefused) and not (isinstance(error, TryLater) and error.why):
+    if isinstance(error, RequestRefused) and not error.why:
         return
-    why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__
-    foreseen = isinstance(error, StokerError | OSError | TryLater)
+    why = error.why if isinstance(error, RequestRefused) else str(error) or type(error).__name__
+    foreseen = isinstance(error, StokerError | OSError | RequestRefused)
     id = request.scope.get("state", {}).get("request_id", "")
     status = refusal_of(error).status
     log.warning("%s %s: %d: %s", id, request.url.path, status, why, exc_info=None if foreseen else error)

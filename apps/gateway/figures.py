@@ -102,12 +102,6 @@ class GatewayMetrics:
         )
         self._session = SessionMetrics(registry)
 
-    def request(
-        self, model: ServedModel, endpoint: Endpoint, *, begun: float, wanted: Objectives = _NO_OBJECTIVES,
-        key: str = "",
-    ) -> RunningRequest:  # fmt: skip
-        return RunningRequest(self, model, endpoint, begun=begun, wanted=wanted, key=key)
-
     def count_usage(
         self, model: ServedModel, *, key: str, error: BaseException | None, tokens: tuple[int, int] = (0, 0)
     ) -> None:
@@ -155,8 +149,8 @@ class RunningRequest:
     """A running request: its metrics, and its count for the limits of its key (`held`)."""
 
     def __init__(
-        self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float, wanted: Objectives,
-        key: str,
+        self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float,
+        wanted: Objectives = _NO_OBJECTIVES, key: str = "",
     ) -> None:  # fmt: skip
         self.model = model
         self.held = HeldRequest()

@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,9 +24,9 @@ from starlette.routing import Route
 
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway.answering import Answering
-from stoker.apps.gateway.batch_files import StoredFile, read_batch, read_upload
-from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.failures import TryLater, log, log_failure, refusal_of
+from stoker.apps.gateway.batch_files import GatewayBatch, StoredFile, read_batch, read_upload
+from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.failures import log, log_failure, refusal_of
 from stoker.apps.gateway.figures import GatewayMetrics, model_figures, model_names_by_recipe, noted_figures
 from stoker.apps.gateway.keys import Caller, Guard
 from stoker.apps.gateway.objectives import refuse_objectives
@@ -93,9 +94,9 @@ def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_byte
 
     async def begin(request: Request, caller: Caller) -> Response:
         refuse_objectives(request.headers, what="a batch")
-        asked = read_batch(await receive_body(request, most=most_bytes))
+        batch = read_batch(await receive_body(request, most=most_bytes), owner=caller.name)
         guard.begin(caller, used=lambda limits: msgspec.structs.replace(limits, concurrent=0)).end()
-        return JSONAnswer((await batches.add(asked, owner=caller.name)).body)
+        return JSONAnswer((await batches.add(batch)).body)
 
     async def list_batches(request: Request, caller: Caller) -> Response:
         return _list_page(request, batches.all(owner=caller.name))
@@ -259,7 +260,7 @@ class Gateway:
         try:
             rows = await asyncio.to_thread(self._usage.read, asked)
         except (OSError, sqlite3.Error) as error:
-            raise TryLater(
+            raise RequestRefused(
                 "the usage cannot be read now; the gateway's log says why", type="server_error",
                 code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
@@ -294,16 +295,10 @@ async def keep_note(
 
 
 def model_routes(answering: Answering, tokenizing: Tokenizing, guarded: Guarding) -> list[Route]:
-    def answers(endpoint: Endpoint) -> Handler:
-        async def answer(request: Request, caller: Caller) -> Response:
-            return await answering.answer(request, endpoint, caller)
-
-        return answer
-
     handlers: dict[str, Handler] = {
         TOKENIZE: tokenizing.tokenize, DETOKENIZE: tokenizing.detokenize, SCORE: answering.score,
         RERANK: answering.score, RESPONSES: answering.handle_responses_request,
-        **{endpoint.value: answers(endpoint) for endpoint in Endpoint},
+        **{endpoint.value: partial(answering.answer, endpoint=endpoint) for endpoint in Endpoint},
     }  # fmt: skip
     return [Route(path, guarded(handler), methods=["POST"]) for path, handler in handlers.items()]
 

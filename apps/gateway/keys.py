@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import TryLater
 from stoker.contexts import state_folder
 from stoker.errors import ConfigError
 
@@ -59,7 +58,7 @@ class KeyUse(msgspec.Struct):
         if tokens:
             self.tokens.append((now, tokens))
 
-    def reached(self, limits: KeyLimits, *, now: float, who: str = "this key") -> TryLater | None:
+    def reached(self, limits: KeyLimits, *, now: float, who: str = "this key") -> RequestRefused | None:
         """Return the refusal (429) of another request, or None. `who`: the owner of the limits."""
         used = self.tokens_used(now)
         while self.requests and self.requests[0] <= now - WINDOW_S:
@@ -76,7 +75,7 @@ class KeyUse(msgspec.Struct):
             message = f"{who} may read and write {tokens:,} tokens a minute, and has used {used:,}"
         else:
             return None
-        return TryLater(message, type="rate_limit_error", code=code, status=429, retry_after_s=wait_s)
+        return RequestRefused(message, type="rate_limit_error", code=code, status=429, retry_after_s=wait_s)
 
     def tokens_used(self, now: float) -> int:
         while self.tokens and self.tokens[0][0] <= now - WINDOW_S:
@@ -312,7 +311,7 @@ class Guard:
         return self._make_caller(record) if record is not None else None
 
     def begin(self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits) -> HeldRequest:
-        """Start a request, or raise TryLater (429). `used`: returns the part of limits that the request may use."""
+        """Start a request. `used`: returns the part of limits that it may use. Raises RequestRefused (429)."""
         now = time.monotonic()
         for each in caller.owners:
             if reached := each.use.reached(used(each.limits), now=now, who=each.who):

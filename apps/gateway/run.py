@@ -21,9 +21,9 @@ import stoker
 from stoker.apps.common.calls import session_line
 from stoker.apps.common.command_line import count
 from stoker.apps.common.models_file import ModelSettings, read_models
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batches import Batches
-from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.http import Gateway, keep_note
 from stoker.apps.gateway.keys import Guard, KeyFile
 from stoker.apps.gateway.listening import ListeningAddress, is_loopback, open_listener, run_server, ssh_tunnel_command
@@ -33,6 +33,7 @@ from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
 from stoker.console import Screen, note
 from stoker.contexts import state_folder
 from stoker.errors import ConfigError, SessionError
+from stoker.run_folder import write_whole
 from stoker.sessions import Session, honoured_by, joined_session, kept_session, policy_of
 
 
@@ -71,9 +72,7 @@ class GatewayPlace:
         return frozenset(_read_state(file).port for file in others)
 
     def keep(self, state: GatewayState) -> None:
-        draft = self.folder / f".gateway-{os.getpid()}.json"
-        draft.write_bytes(msgspec.json.encode(state))
-        draft.replace(self._file)
+        write_whole(self.folder, msgspec.json.encode(state), name=self._file.name)
 
 
 def _read_state(file: Path) -> GatewayState:
@@ -104,7 +103,7 @@ def serve(
             for model in models.values():
                 try:
                     model.prepare()
-                except TryLater as error:
+                except RequestRefused as error:
                     screen.line(f"  warning: the model {model.name} cannot be used: {error.why}; the others are served")
             for line in _address_lines(listener, scheme, keys, models):
                 screen.line(line)

@@ -29,7 +29,6 @@ import msgspec
 
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
-from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.functions import embed, score, write, write_pieces
 from stoker.apps.gateway.objectives import Objectives, RequestLengths
 from stoker.contexts import Recipe, longest_input
@@ -220,14 +219,14 @@ class ServedModel:
         self._apps: dict[str, StokerApp] = {}
 
     def prepare(self) -> None:
-        """Read the model's folder once. Raises TryLater if the model is unusable."""
+        """Read the model's folder once. Raises RequestRefused if the model is unusable."""
         if self.recipe is not None:
             return
         try:
             self.recipe = recipe_of(self.settings)
         except StokerError as error:
             self.trouble = str(error).partition("\n")[0]
-            raise TryLater(
+            raise RequestRefused(
                 f"the model {self.name} cannot be used here; the gateway's log says why",
                 type="server_error", code="model_unavailable", status=503, why=self.trouble,
             ) from error  # fmt: skip
@@ -250,7 +249,7 @@ class ServedModel:
         return self.settings.max_model_len or longest_input(self.settings.path, writes=writes)
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """`objectives`: seconds by option, which override the model's. Raises TryLater if the model is unusable."""
+        """`objectives`: seconds by option, which override the model's. Raises RequestRefused for an unusable model."""
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
         if not self.is_admitted_by_policy:
@@ -336,7 +335,7 @@ class SessionWatch:
         return facts_of(self.status, model)
 
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
-        """Load a model, unless it is loading. Raises TryLater if it is unusable."""
+        """Load a model, unless it is loading. Raises RequestRefused if it is unusable."""
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -42,7 +43,7 @@ def session_figures(
         "maps": [_named(each, names) for each in status.maps[:_MOST_ROWS]],
         "contexts": [_context(each, served) for each in contexts],
         "failures": [
-            {**_fields(each), "message": each.message if with_texts else ""} for each in status.failure_groups
+            {**asdict(each), "message": each.message if with_texts else ""} for each in status.failure_groups
         ],
         "longest": [
             {"call": each.call, "function": each.function, "context": names.get(each.context, each.context),
@@ -56,7 +57,7 @@ def session_figures(
             for job in status.jobs
             if job.phase != "running"
         ][:_MOST_ROWS],
-        "notices": [_fields(each) for each in status.notices[-_MOST_NOTICES:]],
+        "notices": [asdict(each) for each in status.notices[-_MOST_NOTICES:]],
         "faults": [{"where": where, "text": text} for where, text in status.trouble.items()][:_MOST_NOTICES],
     }  # fmt: skip
 
@@ -77,12 +78,8 @@ def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _fields(struct: Any) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
-
-
 def _named(struct: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    fields = _fields(struct)
+    fields = asdict(struct)
     fields["context"] = names.get(struct.context, struct.context)
     return fields
 

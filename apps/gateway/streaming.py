@@ -12,7 +12,6 @@ import msgspec
 import stoker
 from stoker.apps.common.openai_answers import (
     AnswerPiece,
-    EchoPiece,
     Likelihoods,
     TextBegun,
     TextEnded,
@@ -37,18 +36,12 @@ Piece = Any
 """A result of a function in `functions.py`, other than ApiError."""
 
 
-class ModelRefused(RequestRefused):
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
 async def stream_call_pieces(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
-    """Yield the pieces of one call, grouped by arrival. Raises ModelRefused and errors of the call."""
+    """Yield the pieces of one call, grouped by arrival. Raises RequestRefused and errors of the call."""
     with stoker.stream(app, request) as stream:
         async for piece in stream:
             if isinstance(piece, ApiError):
-                raise ModelRefused(piece)
+                raise RequestRefused(**msgspec.structs.asdict(piece))
             yield [piece, *stream.take_arrived()]
 
 
@@ -151,11 +144,10 @@ class Chunks:
                     return self._choice(index, text=piece)
                 head, tail = self._plain.get(index) or self._plain_event_head_and_tail(index)
                 return head + _encode(piece) + tail
-            case EchoPiece():
-                self._offsets[index] = -piece.unshown
-                return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
             case TokenPiece():
-                self.written += 1
+                self.written += piece.tokens
+                if piece.unshown:
+                    self._offsets[index] = -piece.unshown
                 return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
             case AnswerPiece():
                 self.written += piece.tokens

@@ -20,8 +20,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import stoker
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.answering import Answering
-from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.http import build_starlette_app, guarded, model_routes, reduce_garbage_collection
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
@@ -88,7 +88,7 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key, or raise TryLater."""
+        """Start a request of a key. Raises RequestRefused."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)
@@ -96,7 +96,7 @@ class GatewayWorker:
         try:
             refused = await self._peer.call("hold", number, caller.name)
             if refused is not None:
-                raise TryLater(**{name: value for name, value in refused.items() if name != "param"})
+                raise RequestRefused(**refused)
         except BaseException:
             held.end()
             raise

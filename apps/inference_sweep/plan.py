@@ -113,13 +113,6 @@ class _SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: Parameters = Parameters()
 
 
-class Sweep(msgspec.Struct, frozen=True):
-    models: tuple[SweepModel, ...]
-    prompts: tuple[Template, ...]
-    parameters: tuple[dict[str, Any], ...]
-    rows: DataRows
-
-
 class Combination(msgspec.Struct, frozen=True):
     model: SweepModel
     prompt: Template
@@ -137,11 +130,11 @@ class Combination(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
-def combinations(sweep: Sweep) -> list[Combination]:
-    return [
-        Combination(model=model, prompt=prompt, parameters=parameters)
-        for model, prompt, parameters in itertools.product(sweep.models, sweep.prompts, sweep.parameters)
-    ]
+class Sweep(msgspec.Struct, frozen=True):
+    models: list[SweepModel]
+    prompts: list[Template]
+    combinations: list[Combination]
+    rows: DataRows
 
 
 def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep:
@@ -154,8 +147,9 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
         data or path.parent / found.data, column=found.id, limit=limit, empty_means="the prompt has no text there",
         wanted={f"the prompt {prompt.name}": prompt.columns for prompt in found.prompts},
     )  # fmt: skip
-    grid = (dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*found.parameters.axes))
-    return Sweep(tuple(models), tuple(found.prompts), tuple(grid), rows)
+    grid = [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*found.parameters.axes)]
+    combined = [Combination(*each) for each in itertools.product(models, found.prompts, grid)]
+    return Sweep(models, found.prompts, combined, rows)
 
 
 def _placed(model: SweepModel, *, folder: Path) -> SweepModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,8 @@ from stoker.apps.inference_sweep.plan import (
     Sweep,
     SweepModel,
     SweepOptions,
-    combinations,
     read_sweep,
 )
-from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.datafile import write_rows
 from stoker.errors import StokerError
@@ -71,9 +69,9 @@ def make_records(
     return records, failed
 
 
-def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, failed: Records) -> Iterator[dict[str, Any]]:
+def make_rows(sweep: Sweep, log: Records, failed: Records) -> Iterator[dict[str, Any]]:
     """Yield the rows of the results file, by combination, then by input row."""
-    for combination in combined:
+    for combination in sweep.combinations:
         digest = combination.digest
         for item in sweep.rows:
             record = log.get((digest, item.id)) or failed.get((digest, item.id))
@@ -87,8 +85,8 @@ def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, faile
             }  # fmt: skip
 
 
-def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) -> str:
-    for combination in combined if len(failed) else ():
+def first_error(sweep: Sweep, failed: Records) -> str:
+    for combination in sweep.combinations if len(failed) else ():
         digest = combination.digest
         for item in sweep.rows:
             if (record := failed.get((digest, item.id))) is not None:
@@ -102,21 +100,20 @@ LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 """Minimum and maximum number of one model's calls in flight. With fewer calls, devices would be idle."""
 
 
-def run(given: dict[str, Any], choice: RunChoice, *, screen: Screen | None = None) -> int:
+def run(given: dict[str, Any], choice: RunChoice) -> int:
     """Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C. Raises StokerError."""
     options = resolve(SweepOptions, given, app=APP, resume=choice.resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
-    combined = combinations(sweep)
-    total = len(combined) * len(sweep.rows)
+    total = len(sweep.combinations) * len(sweep.rows)
     recipes = {model.name: _recipe(model) for model in sweep.models}
-    parts: list[Sized] = [sweep.models, sweep.prompts, sweep.parameters, sweep.rows]
-    nouns = ("model", "prompt", "parameter set", "row")
-    sizes = " x ".join(count(len(part), noun) for part, noun in zip(parts, nouns, strict=True))
+    models, prompts = len(sweep.models), len(sweep.prompts)
+    numbers = (models, prompts, len(sweep.combinations) // (models * prompts), len(sweep.rows))
+    sizes = " x ".join(map(count, numbers, ("model", "prompt", "parameter set", "row")))
     spec = RunSpec(
         app=APP, prefix="sweep", options=options, key=KEY, total=total, site=options.site,
         parameters={
-            "combinations": {one.name: one.digest for one in combined},
+            "combinations": {one.name: one.digest for one in sweep.combinations},
             "models": {name: model_digest_or_name(recipe) for name, recipe in recipes.items()},
             "rows": sweep.rows.digest,
             "tensor_batch": options.tensor_batch,
@@ -126,21 +123,19 @@ def run(given: dict[str, Any], choice: RunChoice, *, screen: Screen | None = Non
             *(f"  note  {note}" for note in sweep.rows.notes),
         ],
     )  # fmt: skip
-    return execute(spec, lambda work: _results(work, options, sweep, combined, recipes), choice, screen=screen)
+    return execute(spec, lambda work: _results(work, options, sweep, recipes), choice)
 
 
-def _results(
-    work: OpenRun, options: SweepOptions, sweep: Sweep, combined: Sequence[Combination], recipes: Mapping[str, Recipe]
-) -> Outcome:
-    _infer(work, options, sweep, combined, recipes)
+def _results(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]) -> Outcome:
+    _infer(work, options, sweep, recipes)
     attempt, log, failed = work.attempt, work.log, work.failed
 
     def write(path: Path) -> None:
-        write_rows(make_rows(sweep, combined, log, failed), path, kind=options.format, columns=COLUMNS)
+        write_rows(make_rows(sweep, log, failed), path, kind=options.format, columns=COLUMNS)
 
     found = work.finish_rows(
         f"results.{options.format}", write, noun="inference", lacks="output", more={"models": len(recipes)},
-        first=first_error(sweep, combined, failed), figures={"inferences": attempt.made, "calls": attempt.calls},
+        first=first_error(sweep, failed), figures={"inferences": attempt.made, "calls": attempt.calls},
         report=_report(attempt),
     )  # fmt: skip
     if found.errors or options.sweep:
@@ -149,12 +144,10 @@ def _results(
     return msgspec.structs.replace(found, report=[*found.report, "", *more])
 
 
-def _infer(
-    work: OpenRun, options: SweepOptions, sweep: Sweep, combined: Sequence[Combination], recipes: Mapping[str, Recipe]
-) -> None:
+def _infer(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]) -> None:
     sent, numbers, jobs = SentRows(), itertools.count(), []
     for name, recipe in recipes.items():
-        mine = [one for one in combined if one.model.name == name]
+        mine = [one for one in sweep.combinations if one.model.name == name]
         calls = plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size)
         requests = send_requests(calls, numbers, sent, tensor_batch=options.tensor_batch)
         first = next(requests, None)

@@ -1,7 +1,8 @@
+import msgspec
 import pytest
 
 from stoker.apps.inference_sweep.functions import Request, generate
-from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, read_sweep
+from stoker.apps.inference_sweep.plan import EXAMPLE, read_sweep
 from stoker.apps.inference_sweep.run import KEY, first_error, make_records, make_rows, plan_calls
 from stoker.errors import ConfigError
 from stoker.run_folder import RecordLog
@@ -33,14 +34,14 @@ def files(tmp_path):
 
 def test_shipped_example_is_valid():
     sweep = read_sweep(EXAMPLE)
-    assert len(combinations(sweep)) * len(sweep.rows) == 64
+    assert len(sweep.combinations) * len(sweep.rows) == 64
     assert [item.id for item in sweep.rows][:2] == ["capital", "planet"]
 
 
 def test_sweep_runs_all_combinations_of_its_settings(files, tmp_path):
     (tmp_path / "model").mkdir()
     sweep = read_sweep(files())
-    combined = combinations(sweep)
+    combined = sweep.combinations
     assert [tuple(one.parameters.values()) for one in combined] == [(4, 0.0), (4, 0.7), (8, 0.0), (8, 0.7)]
     assert len({one.digest for one in combined}) == 4
     assert sweep.models[0].path == str(tmp_path / "model")
@@ -115,7 +116,7 @@ def test_two_names_for_one_model_or_one_prompt_are_refused(files, tmp_path):
     with pytest.raises(ConfigError, match="prompts 2: other and plain are the same"):
         read_sweep(files(SWEEP + again))
     others = '[[models]]\nname = "other"\npath = "model"\ndtype = "float32"\n' + again + "chat = true\n"
-    combined = combinations(read_sweep(files(SWEEP + others)))
+    combined = read_sweep(files(SWEEP + others)).combinations
     assert len({one.digest for one in combined}) == len(combined) == 16
 
 
@@ -145,7 +146,8 @@ class Toy:
 
 def test_other_rows_have_results_if_the_model_rejects_a_row(files, tmp_path):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
-    combined = combinations(sweep)[:2]
+    combined = sweep.combinations[:2]
+    sweep = msgspec.structs.replace(sweep, combinations=combined)
     with RecordLog(tmp_path / "log", key=KEY) as log, RecordLog(tmp_path / "failed", key=KEY) as failed:
         calls = list(plan_calls(combined, sweep.rows, log, batch_size=8))
         for number, (combination, items) in enumerate(calls):
@@ -155,9 +157,9 @@ def test_other_rows_have_results_if_the_model_rejects_a_row(files, tmp_path):
             records, unmade = make_records(combination, ids, generate.function(Toy(), request))
             log.append(records)
             failed.append(unmade)
-        rows = list(make_rows(sweep, combined, log, failed))
+        rows = list(make_rows(sweep, log, failed))
         again = list(plan_calls(combined, sweep.rows, log, batch_size=8))
-        said = first_error(sweep, combined, failed)
+        said = first_error(sweep, failed)
     assert [(row["id"], row["output"] is None, row["error"]) for row in rows] == 2 * [
         ("2", False, ""),
         ("3", True, "the prompt has 9005 tokens"),

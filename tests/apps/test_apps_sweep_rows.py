@@ -22,7 +22,6 @@ from stoker.apps.common.data_rows import DataItem, DataRows, check_rows
 from stoker.apps.inference_sweep import run
 from stoker.apps.inference_sweep.functions import Request
 from stoker.apps.inference_sweep.plan import SweepModel
-from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.datafile import Row, read_rows, write_rows
 from stoker.errors import ConfigError
@@ -121,7 +120,7 @@ def test_sweep_keeps_few_of_many_rows_in_memory(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(run, "LEAST_CALLS_AHEAD", 4)
     monkeypatch.setattr(run, "SentRows", WatchedRows)
     given = {"sweep": "sweep.toml", "batch_size": batch}
-    code = run.run(given, RunChoice(out=Path("run"), json=True), screen=Screen(json_only=True, terminal=False))
+    code = run.run(given, RunChoice(out=Path("run"), json=True))
     assert code == 1, "the model refuses a row"
     assert passes >= 4
     assert len(held) >= 3 * 3

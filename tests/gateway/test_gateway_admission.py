@@ -12,8 +12,8 @@ pytest.importorskip("starlette")
 from gateway.test_gateway_notes import STATUS
 
 from stoker.apps.common.models_file import ModelSettings
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.answering import admit
-from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModels, SessionWatch, forecast
 
 HOT = ModelFacts(hot=1)
@@ -106,7 +106,7 @@ def test_requests_are_refused_while_the_journal_is_unwritable():
         if not trouble:
             asyncio.run(asked)
             continue
-        with pytest.raises(TryLater, match="accepts no requests now: its journal cannot be written") as refused:
+        with pytest.raises(RequestRefused, match="accepts no requests now: its journal cannot be written") as refused:
             asyncio.run(asked)
         assert (refused.value.error.status, refused.value.error.code) == (503, "session_unavailable")
         assert refused.value.error.retry_after_s > 0

@@ -17,7 +17,7 @@ from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_answers import TextBegun
 from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway import streaming, wire
-from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import HeldRequest, KeyUse
 from stoker.apps.gateway.served import ServedModel
 from stoker.apps.gateway.streaming import Chunks, StreamedAnswer
@@ -29,7 +29,7 @@ async def never():
 
 
 def answer_of(pieces, *, is_hot=never, use=None):
-    running = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
+    running = RunningRequest(GatewayMetrics(), ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
     async def waits_for():

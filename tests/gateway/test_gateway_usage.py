@@ -21,8 +21,7 @@ from stoker.apps.gateway import cli, usage
 from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batch_process import BatchPace
 from stoker.apps.gateway.batches import Batches
-from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
 from stoker.apps.gateway.served import ServedModel
 from stoker.apps.gateway.usage import UsageCount, UsageFile, UsageQuery, UsageRecorder, first_day, read_query, today
@@ -125,10 +124,10 @@ def test_unwritable_usage_file_loses_no_count(file, caplog):
 def test_each_request_is_counted_once_with_its_outcome(file):
     recorder = UsageRecorder(file)
     metrics, model = GatewayMetrics(recorder), ServedModel("small", ModelSettings(path="m"))
-    limit = TryLater("", type="rate_limit_error", code="c", status=429)
-    late = TryLater("", type="overloaded", code="objective_unreachable", status=503)
+    limit = RequestRefused("", type="rate_limit_error", code="c", status=429)
+    late = RequestRefused("", type="overloaded", code="objective_unreachable", status=503)
     for error in (None, ClientLeft(), asyncio.CancelledError(), limit, late, ContextError("x"), RequestRefused("x")):
-        figures = metrics.request(model, Endpoint.CHAT, begun=0.0, key="ana")
+        figures = RunningRequest(metrics, model, Endpoint.CHAT, begun=0.0, key="ana")
         figures.tokens = (2, 1)
         figures.end(error)
     metrics.count_usage(model, key="", error=late)
@@ -199,15 +198,15 @@ def test_keys_of_a_group_share_its_limits(keys):
     guard = Guard(keys)
     ana, ben = guard.caller_by_key_name("ana"), guard.caller_by_key_name("ben")
     held = guard.begin(ana)
-    with pytest.raises(TryLater, match="1 requests of this key are running"):
+    with pytest.raises(RequestRefused, match="1 requests of this key are running"):
         guard.begin(ana)
     other = guard.begin(ben)
-    with pytest.raises(TryLater, match="2 requests of the group lab1 are running, and at most 2 may run"):
+    with pytest.raises(RequestRefused, match="2 requests of the group lab1 are running, and at most 2 may run"):
         guard.begin(ben)
     held.tokens = 50
     held.end()
     keys.set_group("lab1", KeyLimits(tokens_per_minute=40))
-    with pytest.raises(TryLater, match="the group lab1 may read and write 40 tokens a minute, and has used 50"):
+    with pytest.raises(RequestRefused, match="the group lab1 may read and write 40 tokens a minute, and has used 50"):
         guard.begin(guard.caller_by_key_name("ben"))
     other.end()
 
@@ -218,7 +217,7 @@ def test_request_refused_by_its_group_does_not_count(keys):
     keys.add("ben", KeyLimits(requests_per_minute=1), group="lab1")
     guard = Guard(keys)
     guard.begin(guard.caller_by_key_name("ana")).end()
-    with pytest.raises(TryLater, match="the group lab1 may send 1 requests a minute"):
+    with pytest.raises(RequestRefused, match="the group lab1 may send 1 requests a minute"):
         guard.begin(guard.caller_by_key_name("ben"))
     keys.set_group("lab1", KeyLimits())
     guard.begin(guard.caller_by_key_name("ben")).end()
@@ -252,7 +251,7 @@ async def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
     await asyncio.sleep(0)
     keeping.cancel()
     await asyncio.wait({keeping})
-    with pytest.raises(TryLater, match=r"has used 1,000|has used 900"):
+    with pytest.raises(RequestRefused, match=r"has used 1,000|has used 900"):
         guard.begin(guard.caller_by_key_name("ana"), used=KeyLimits.limits_for_batches)
 
 
