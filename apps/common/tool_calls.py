@@ -94,27 +94,50 @@ _SEPARATORS = ",;]" + string.whitespace
 """Characters between and after the calls of one answer."""
 
 
-class ToolCallParser:
-    """Parses answers in one format. `names`: functions of the request; `only_first`: ignore further calls."""
+class HeldTextParser:
+    """Collects the text and the calls that a parser finds. `only_first`: ignore further calls."""
 
-    def __init__(self, format: ToolFormat, names: Collection[str], *, only_first: bool = False) -> None:
-        self._format = format
-        self._names = names
+    _step: Callable[[], bool]
+    """Parses the held text, and returns False if more text is needed."""
+
+    def __init__(self, *, only_first: bool) -> None:
         self._only_first = only_first
         self._count = 0
-        self._may_be_bare = format.is_bare
+        self._held = ""
         self._text: list[str] = []
         self._calls: dict[int, CallDelta] = {}
-        self._held = self._opened = ""
-        self._begin_opening("", "")
-        self._step: Callable[[], bool] = self._in_text
-        """Parses the held text, and returns False if more text is needed."""
 
     def feed(self, text: str) -> AnswerDelta:
         self._held += text
         while self._step():
             pass
         return self._take()
+
+    def _take(self) -> AnswerDelta:
+        found = AnswerDelta("", "".join(self._text), tuple(self._calls.values()))
+        self._text.clear()
+        self._calls.clear()
+        return found
+
+    def _put(self, *, name: str = "", arguments: str = "") -> None:
+        """Add to the latest call."""
+        index = self._count - 1
+        if not index or not self._only_first:
+            before = self._calls.get(index, CallDelta(index))
+            self._calls[index] = CallDelta(index, before.name or name, before.arguments + arguments)
+
+
+class ToolCallParser(HeldTextParser):
+    """Parses answers in one format. `names`: functions of the request."""
+
+    def __init__(self, format: ToolFormat, names: Collection[str], *, only_first: bool = False) -> None:
+        super().__init__(only_first=only_first)
+        self._format = format
+        self._names = names
+        self._may_be_bare = format.is_bare
+        self._opened = ""
+        self._begin_opening("", "")
+        self._step = self._in_text
 
     def end(self) -> AnswerDelta:
         if self._is_named:
@@ -123,12 +146,6 @@ class ToolCallParser:
             self._text.append(self._opened + self._held)
         self._held = ""
         return self._take()
-
-    def _take(self) -> AnswerDelta:
-        found = AnswerDelta("", "".join(self._text), tuple(self._calls.values()))
-        self._text.clear()
-        self._calls.clear()
-        return found
 
     def _consume(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]
@@ -253,7 +270,7 @@ class ToolCallParser:
     def _begin_call(self, name: str) -> None:
         self._is_named, self._opened = True, ""
         self._count += 1
-        self._put(CallDelta(self._count - 1, name))
+        self._put(name=name)
         self._add(self._arguments)
 
     def _add(self, arguments: str) -> None:
@@ -261,14 +278,7 @@ class ToolCallParser:
             self._arguments += arguments
         elif arguments:
             self._has_arguments = True
-            self._put(CallDelta(self._count - 1, arguments=arguments))
-
-    def _put(self, delta: CallDelta) -> None:
-        if not delta.index or not self._only_first:
-            before = self._calls.get(delta.index, CallDelta(delta.index))
-            self._calls[delta.index] = CallDelta(
-                delta.index, before.name or delta.name, before.arguments + delta.arguments
-            )
+            self._put(arguments=arguments)
 
     def _end_call(self) -> bool:
         if not self._is_named:

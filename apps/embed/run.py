@@ -69,17 +69,11 @@ def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: R
 
 def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Records, *, rows: int) -> None:
     """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
-    pairs = _pairs(items, log, failed)
-    before: list[tuple[str, bytes, str]] = []
-    for pair in pairs:  # find the width of the first vector
-        before.append(pair)
-        if pair[1]:
-            break
-    width = len(before[-1][1]) // _FLOAT_BYTES if before else 0
+    width = next((len(vector) for _, vector, _ in _pairs(items, log, failed) if vector), 0) // _FLOAT_BYTES
     missing = struct.pack("<f", float("nan")) * width
     with path.open("wb") as file:
         file.write(_npy_header(rows, width))
-        for _, vector, _ in itertools.chain(before, pairs):
+        for _, vector, _ in _pairs(items, log, failed):
             file.write(vector or missing)
 
 

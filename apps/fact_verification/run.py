@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stoker import causal_lm
 from stoker.apps.common.calls import Job, run_calls, split_into_batches
 from stoker.apps.common.command_line import RunChoice, columns, command, count, format_estimated_wait, resolve
@@ -42,10 +40,7 @@ from stoker.contexts import Awareness, Recipe, default_model
 from stoker.errors import StokerError
 from stoker.run_folder import RecordLog
 
-
-class VerificationCall(msgspec.Struct, frozen=True):
-    prompt: PromptTemplate
-    claims: tuple[Claim, ...]
+VerificationCall = tuple[PromptTemplate, tuple[Claim, ...]]
 
 
 def run(given: dict[str, Any], choice: RunChoice) -> int:
@@ -119,7 +114,7 @@ def plan(
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
-        calls.extend(VerificationCall(prompt=prompt, claims=batch) for batch in split_into_batches(left, batch_size))
+        calls.extend((prompt, batch) for batch in split_into_batches(left, batch_size))
     return calls
 
 
@@ -130,17 +125,16 @@ def _infer(
     calls = plan(prompts, claims, work.log, batch_size=options.batch_size)
     questions = (
         Question(
-            number=number, prefix=call.prompt.prefix, texts=tuple(call.prompt.fill(claim) for claim in call.claims),
-            words=call.prompt.words, tensor_batch=options.tensor_batch,
+            number=number, prefix=prompt.prefix, texts=tuple(map(prompt.fill, batch)), words=prompt.words,
+            tensor_batch=options.tensor_batch,
         )
-        for number, call in enumerate(calls)
+        for number, (prompt, batch) in enumerate(calls)
     )  # fmt: skip
 
     def take(scores: Scores) -> int:
-        call = calls[scores.number]
         work.attempt.infer_s += scores.infer_s
         work.attempt.origin = scores.origin
-        return work.log.append(make_records(call.prompt, call.claims, scores))
+        return work.log.append(make_records(*calls[scores.number], scores))
 
     def explained(jobs: Sequence[Job]) -> Iterator[Scores]:
         try:
@@ -157,11 +151,11 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
     number = error.facts.get("question")
     if number is None:
         return error
-    call = calls[number]
-    first, last = call.claims[0], call.claims[-1]
-    which = f"claim {first.id}" if first is last else f"claims {first.id} to {last.id} ({len(call.claims)})"
+    prompt, claims = calls[number]
+    first, last = claims[0], claims[-1]
+    which = f"claim {first.id}" if first is last else f"claims {first.id} to {last.id} ({len(claims)})"
     return StokerError(
-        f"{file}: {first.place}: {which} with the template {call.prompt.name}: {error}", file=str(file), key="claim"
+        f"{file}: {first.place}: {which} with the template {prompt.name}: {error}", file=str(file), key="claim"
     )
 
 

@@ -33,11 +33,6 @@ from stoker.apps.gateway.workers import GatewayPeer, WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 
 _PR_SET_PDEATHSIG = 1
-_FORWARDED_FIELDS = (
-    "type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers", "client",
-    "server",
-)  # fmt: skip
-"""Fields of an ASGI scope that are forwarded."""
 
 
 class GatewayWorker:
@@ -106,7 +101,7 @@ class GatewayWorker:
         number = next(self._numbers)
         self._forwarded[number] = receive, send
         try:
-            await self._peer.call("forward", number, {name: scope[name] for name in _FORWARDED_FIELDS if name in scope})
+            await self._peer.call("forward", number, {**scope, "state": {}})
         finally:
             del self._forwarded[number]
 
