@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 import stoker
-from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of, with_parsers
+from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.models_file import read_models as read_models_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
 from stoker.contexts import Recipe
@@ -72,9 +72,6 @@ class ModelPaths(msgspec.Struct, frozen=True):
         if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
             kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
             raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
-
-    def with_parsers(self, request: ApiRequest) -> ApiRequest:
-        return with_parsers(request, self.settings.get(request.model))
 
     def recipe(self, name: str, endpoint: Endpoint) -> Recipe:
         if name in self.settings:

@@ -105,7 +105,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     admin: bool = False
 
 
-class _KeysOnDisk(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class KeysOnDisk(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Keys and limits of groups, by name."""
 
     keys: dict[str, KeyRecord] = {}
@@ -118,7 +118,7 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int] | None = None
-        self._kept = _KeysOnDisk()
+        self._kept = KeysOnDisk()
         self._by_digest: dict[str, KeyRecord] = {}
 
     @classmethod
@@ -136,17 +136,17 @@ class KeyFile:
     def groups(self) -> dict[str, KeyLimits]:
         return self._read().groups
 
-    def _read(self) -> _KeysOnDisk:
+    def _read(self) -> KeysOnDisk:
         try:
             data, mode = self.path.read_bytes(), self.path.stat().st_mode
         except FileNotFoundError:
-            return _KeysOnDisk()
+            return KeysOnDisk()
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read: {error}", file=str(self.path)) from None
         if mode & 0o077:
             raise ConfigError(f"{self.path}: other users may read it; chmod 600 {self.path}", file=str(self.path))
         try:
-            return msgspec.json.decode(data, type=_KeysOnDisk)
+            return msgspec.json.decode(data, type=KeysOnDisk)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path}: is damaged: {error}", file=str(self.path)) from None
 
@@ -192,26 +192,20 @@ class KeyFile:
         self._write(kept)
 
     def find(self, key: str) -> KeyRecord | None:
-        self._refresh_keys()
+        self.current()
         return self._by_digest.get(digest_of(key))
 
-    def named(self, name: str) -> KeyRecord | None:
-        self._refresh_keys()
-        return self._kept.keys.get(name)
-
-    def group(self, name: str) -> KeyLimits | None:
-        self._refresh_keys()
-        return self._kept.groups.get(name)
-
-    def _refresh_keys(self) -> None:
+    def current(self) -> KeysOnDisk:
+        """Return the content of the file, which is read again only after a change."""
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:
             self._kept = self._read()
             self._by_digest = {each.digest: each for each in self._kept.keys.values()}
             self._stamp = stamp
+        return self._kept
 
-    def _write(self, kept: _KeysOnDisk) -> None:
+    def _write(self, kept: KeysOnDisk) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, draft = tempfile.mkstemp(dir=self.path.parent, prefix=".keys-")  # mode 0600
         try:
@@ -237,7 +231,7 @@ def _check_is_known(name: str, known: Mapping[str, object], what: str) -> None:
         raise ConfigError(f"there is no {what} {name}; there are: {', '.join(known) or 'none'}")
 
 
-def _check_group_exists(group: str, kept: _KeysOnDisk) -> None:
+def _check_group_exists(group: str, kept: KeysOnDisk) -> None:
     if group and group not in kept.groups:
         raise ConfigError(f"there is no group {group}; make it first: stoker serve groups set {group}")
 
@@ -305,7 +299,7 @@ class Guard:
     def caller_by_key_name(self, name: str) -> Caller | None:
         """Return None if the key is missing or the file is unreadable."""
         try:
-            record = self._keys.named(name)
+            record = self._keys.current().keys.get(name)
         except (OSError, ConfigError):
             return None
         return self._make_caller(record) if record is not None else None
@@ -337,7 +331,7 @@ class Guard:
 
     def _make_caller(self, record: KeyRecord) -> Caller:
         shared = None
-        if (limits := self._keys.group(record.group)) is not None:
+        if (limits := self._keys.current().groups.get(record.group)) is not None:
             use = self._uses.setdefault(f"group {record.group}", KeyUse())
             shared = Caller(record.group, limits, use, f"the group {record.group}")
         use = self._uses.setdefault(record.digest, KeyUse())

@@ -61,7 +61,7 @@ class FigureHistory:
             "step_s": self._step_s,
             "at": [step * self._step_s for step in self._steps],
             "series": {
-                name: [_short(sums[name] / count) if name in sums else None for count, sums in self._steps.values()]
+                name: [round(sums[name] / count, 2) if name in sums else None for count, sums in self._steps.values()]
                 for name in names
             },
         }
@@ -86,10 +86,6 @@ PAGE_ROUTES = [
     _file_route("/", "page.html", "text/html"), _file_route("/grafana.json", "grafana.json", "application/json")
 ]  # fmt: skip
 """Routes of the page and of a dashboard for Grafana, which need no key."""
-
-
-def _short(value: float) -> float:
-    return round(value, 2) if value < 1e6 else float(round(value))
 
 
 class PageFigures:
