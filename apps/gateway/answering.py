@@ -325,10 +325,8 @@ class Answering:
         chunks = _chunks(asked, name=name, model=model.name)
         running.begin_first_token_wait(is_hot=self._watch.last(model).hot > 0)
         pieces = stream_merged_call_pieces(app, asked.choices)
-        answer = StreamedAnswer(
-            pieces, chunks, running, waits_for=lambda: self._waits_for(model), is_hot=lambda: self._is_hot(model),
-            failed=lambda error: log_failure(error, request),
-        )  # fmt: skip
+        failed = partial(log_failure, request=request)
+        answer = StreamedAnswer(pieces, chunks, running, self._watch, failed=failed)
         try:
             await result_unless_disconnected(request, answer.begin())
         except BaseException:
@@ -341,18 +339,3 @@ class Answering:
         if field not in self._ignored:
             self._ignored.add(field)
             log.warning("the request field %s does not change answers and is ignored (logged once)", field)
-
-    async def _is_hot(self, model: ServedModel) -> bool:
-        return (await self._watch.facts(model)).hot > 0
-
-    async def _waits_for(self, model: ServedModel) -> str:
-        """Say why a stream has not started, without names of hosts, jobs or folders."""
-        facts = await self._watch.facts(model)
-        if self._watch.journal_trouble:
-            return "the session's journal cannot be written now"
-        if facts.loading:
-            about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
-            return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"
-        if not facts.hot:
-            return f"loading {model.name}"
-        return f"{model.name}: {facts.queued} requests wait, {facts.running} run"

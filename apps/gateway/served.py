@@ -334,6 +334,18 @@ class SessionWatch:
     def last(self, model: ServedModel) -> ModelFacts:
         return facts_of(self.status, model)
 
+    async def waits_for(self, model: ServedModel) -> str:
+        """Say why a stream has not started, without names of hosts, jobs or folders."""
+        facts = await self.facts(model)
+        if self.journal_trouble:
+            return "the session's journal cannot be written now"
+        if facts.loading:
+            about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
+            return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"
+        if not facts.hot:
+            return f"loading {model.name}"
+        return f"{model.name}: {facts.queued} requests wait, {facts.running} run"
+
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
         """Load a model, unless it is loading. Raises RequestRefused if it is unusable."""
         model.prepare()

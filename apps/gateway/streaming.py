@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, R
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import RunningRequest
 from stoker.apps.gateway.responses import ResponseEvents
+from stoker.apps.gateway.served import SessionWatch
 from stoker.apps.gateway.wire import ClientLeft
 from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
@@ -214,18 +215,16 @@ _COMMENT_S = 2.0
 
 
 class StreamedAnswer:
-    """A streamed answer. `waits_for`: says why no piece has arrived; `failed`: receives the error that ends it."""
+    """A streamed answer. `failed`: receives the error that ends it."""
 
     def __init__(
         self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: Chunks | ResponseEvents,
-        running: RunningRequest, *, waits_for: Callable[[], Awaitable[str]], is_hot: Callable[[], Awaitable[bool]],
-        failed: Callable[[BaseException], None],
+        running: RunningRequest, watch: SessionWatch, *, failed: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self._pieces = pieces
         self._chunks = chunks
         self._running = running
-        self._waits_for = waits_for
-        self._is_hot = is_hot
+        self._watch = watch
         self._failed = failed
         self._first: asyncio.Future[tuple[int, list[Any]]] = asyncio.ensure_future(anext(pieces))
         self._failure: BaseException | None = None
@@ -234,7 +233,7 @@ class StreamedAnswer:
     async def begin(self) -> None:
         """Wait up to 10 s for the first piece. Raises errors of calls."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
-        if not self._first.done() and await self._is_hot():
+        if not self._first.done() and (await self._watch.facts(self._running.model)).hot:
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)
         if self._first.done():
             self._first.result()
@@ -243,7 +242,7 @@ class StreamedAnswer:
         """Yield comments until the first piece, then chunks, then the last events."""
         try:
             while not self._first.done():
-                yield comment(await self._waits_for())
+                yield comment(await self._watch.waits_for(self._running.model))
                 await asyncio.wait({self._first}, timeout=_COMMENT_S)
             found: tuple[int, list[Any]] | None = self._first.result()
             self._running.begins()

@@ -6,6 +6,7 @@ import asyncio
 import json
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from gateway.loops import in_loop, until
@@ -32,11 +33,15 @@ def answer_of(pieces, *, is_hot=never, use=None):
     running = RunningRequest(GatewayMetrics(), ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
-    async def waits_for():
+    async def waits_for(_model):
         return "loading m"
 
+    async def facts(_model):
+        return SimpleNamespace(hot=await is_hot())
+
     running.held = HeldRequest((use or KeyUse(running=1)).end)
-    return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot, failed=lambda _error: None)
+    watch = SimpleNamespace(waits_for=waits_for, facts=facts)
+    return StreamedAnswer(pieces, chunks, running, watch, failed=lambda _error: None)
 
 
 async def fails(*pieces, after=None):
