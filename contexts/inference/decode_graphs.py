@@ -2,8 +2,7 @@
 
 A graph launches the hundreds of small kernels of a decode step at once. A *shape* consists of the row length and row
 count (a power of two, or all rows) of each used array, and the way tokens are chosen. A shape is captured after a few
-eager uses. If an array moves to other memory, its graphs are dropped. Each replay stores tokens and positions in
-`RowBuffers` as inputs of the next step.
+eager uses. If an array moves to other memory, its graphs are dropped. Each replay writes the inputs of the next one.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from stoker.contexts.inference.adapter import Sampling
@@ -29,32 +27,8 @@ Replay = Callable[[], None]
 """A function that enqueues captured work on the device and returns without waiting."""
 
 
-class GraphBackend(Protocol):
-    """Captures functions as graphs on one device, in the engine's thread."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Device memory in bytes for temporary tensors of captured functions."""
-
-    def capture(self, function: Callable[[], None]) -> Replay:
-        """Run the function for warm-up, then capture it. The outputs of the function are undefined until the first
-        replay."""
-
-    def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Enqueue a copy of host values into a device tensor."""
-
-    def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Enqueue a copy to the host. The returned function waits for the copy, and returns the values."""
-
-    def wait(self) -> None:
-        """Wait for all launched work."""
-
-    def clear(self) -> None:
-        """Free the memory of the graphs. The caller must have dropped all replays."""
-
-
 class CudaGraphs:
-    """CUDA graphs that share one private memory pool (`GraphBackend`)."""
+    """Captures functions as CUDA graphs, which share one private memory pool of `held_bytes`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,7 +37,9 @@ class CudaGraphs:
         self.held_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Capture the function on a side stream, so that other threads may use CUDA (`thread_local`)."""
+        """Warm up and capture a function on a side stream, so that other threads may use CUDA (`thread_local`). The
+        outputs of the function are undefined until the first replay.
+        """
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
@@ -83,10 +59,11 @@ class CudaGraphs:
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy the values through pinned memory, which PyTorch keeps until the copy has finished."""
+        """Enqueue a copy of host values through pinned memory, which PyTorch keeps until the copy has finished."""
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
+        """Enqueue a copy to the host. The returned function waits for the values."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
         copied = torch.cuda.Event()
@@ -102,7 +79,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the memory pool, because PyTorch does not reuse an empty pool."""
+        """Free the pool after all replays were dropped, because PyTorch does not reuse an empty pool."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -117,7 +94,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
 
 
-def graph_backend_for_device(device: torch.device) -> GraphBackend | None:
+def cuda_graphs(device: torch.device) -> CudaGraphs | None:
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
@@ -149,14 +126,14 @@ class RowBuffers:
         self.held_bytes = (4 + 3) * 8 * most
 
 
-class RowInput(msgspec.Struct, frozen=True):
+class RowInput(NamedTuple):
     token: int
     position: int
     draw: TokenDraw
 
 
 class StepShape:
-    """The shape of a decode step: arrays with their row counts, and the request of each row (None: unused row)."""
+    """The arrays of a decode step, their row counts, and the request of each row (None: unused row)."""
 
     def __init__(self, arrays: Sequence[RowArray], draws: str) -> None:
         self.arrays = arrays
@@ -191,12 +168,10 @@ class _Graph(NamedTuple):
 class DecodeGraphs:
     """The captured steps of one decoder, for at most `rows` requests."""
 
-    def __init__(
-        self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
-    ) -> None:
+    def __init__(self, decoder: LeanDecoder, backend: CudaGraphs, *, rows: int) -> None:
         self._decoder = decoder
         self._backend = backend
-        self._uses_before = uses
+        self._uses_before = USES_BEFORE_CAPTURE
         self._most = 2 * rows  # the row count of each array is rounded up to a power of two
         self._buffers = RowBuffers(self._most, decoder.device)
         self._graphs: dict[tuple[object, ...], _Graph] = {}
@@ -222,7 +197,7 @@ class DecodeGraphs:
         return graph is not None and graph.versions == shape.versions
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. Return True if the shape has a graph, or should get a graph."""
+        """Count a use of the shape. Return True if it has a graph, or should get one."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
@@ -231,9 +206,9 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step. If needed, capture the step first. Return None if the capture fails.
+        """Launch a step, captured first if needed. Return None if the capture fails.
 
-        `after`: previous step, whose tokens are read on the device. If given, the shape must already have a graph.
+        `after`: previous step, whose tokens are read on the device; the shape must then have a graph.
         """
         if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
             return None
@@ -253,7 +228,7 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager steps. After a difference or failure, warn and run all steps eagerly."""
+        """Compare captured steps with eager steps. Return False after a difference, and run all steps eagerly."""
         try:
             off = self._difference()
         except Exception as error:
@@ -309,7 +284,7 @@ class DecodeGraphs:
             parts.append(DecodePart(array, here, dtype=self._decoder.dtype))
             following.append((here + 1).clamp(max=array.tokens - 1))  # keep unused rows within the array
             at += rows
-        logits = self._decoder.forward_tensors(tokens, positions, parts)
+        logits = self._decoder.logits(self._decoder.states(tokens, positions, parts), range(count))
         if logits_into is not None:
             logits_into.copy_(logits)
         written = _choose_tokens(logits, buffers.draws[:, :count], shape.draws)

@@ -1,28 +1,19 @@
-"""Figures about the open work of an engine. Other libraries use these figures for admission decisions."""
+"""Figures about the open work of an engine, for admission decisions of other libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
-
-
-class OpenRequest(Protocol):
-    made: int
-    prompt_tokens: int
-    first_due_at: float
-    tpot_s: float
-    most: int
+from typing import Any, NamedTuple
 
 
 class EngineWork(NamedTuple):
     """Figures about an engine's open requests.
 
-    `rows`, `length`, `tpot_s`: number, mean length and minimum time per output token of decoding requests. `due_at`:
-    earliest due time in the future. `late_at`: earliest due time that has passed. `prompts`: unread prompts (tokens,
-    due time, time per output token, maximum output tokens), earliest first. `answers`: per decoding request, due time
-    of the next token, time per output token, and remaining output tokens; empty if no request has a time per output
-    token.
+    `rows`, `length`, `tpot_s`: number, mean length and minimum time per output token of decoding requests. `due_at`,
+    `late_at`: earliest due time in the future, and in the past. `prompts`: unread prompts (tokens, due time, time per
+    output token, maximum output tokens), earliest first. `answers`: the same without tokens for the rest of each
+    decoding request; empty if no request has a time per output token.
     """
 
     rows: int = 0
@@ -36,7 +27,8 @@ class EngineWork(NamedTuple):
     answers: Sequence[tuple[float, float, int]] = ()
 
 
-def work_of(requests: Iterable[OpenRequest], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
+def work_of(requests: Iterable[Any], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
+    """Return the figures of open `engine_thread.Generation`s. `now` is on time.monotonic."""
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float, int]] = []
     answers: list[tuple[float, float, int]] = []

@@ -1,8 +1,7 @@
-"""Grammars of requests, compiled by llguidance for one tokenizer.
+"""Grammars of requests, compiled by llguidance for one tokenizer: JSON schemas, regular expressions, lists of texts.
 
-A grammar is a JSON schema, a regular expression, a list of texts, or a grammar in text form. The thread of the call
-compiles the grammar and computes the first tokens. Thus the engine's thread does not wait, and a grammar without any
-valid text is refused early. llguidance stops a compilation or a step at a work limit.
+The thread of the call compiles the grammar and computes the first tokens. Thus the engine's thread does not wait, and a
+grammar without any valid text is refused early. llguidance stops a compilation or a step at a work limit.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import OrderedDict
 from functools import cached_property
 from typing import Any
 
-from stoker.contexts.inference.adapter import Matcher, Sampling
+from stoker.contexts.inference.adapter import Sampling
 from stoker.contexts.inference.options import OptionRefused
 
 _MOST_COMPILED = 128
@@ -35,8 +34,8 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, sampling: Sampling) -> Matcher | None:
-        """Return a matcher at the start of the text, or None if the options have no grammar. Raises OptionRefused."""
+    def matcher(self, sampling: Sampling) -> Any:
+        """Return an `LLMatcher` at the start of the text, or None without a grammar. Raises OptionRefused."""
         if sampling.structure is None:
             return None
         option, value = sampling.structure
@@ -51,8 +50,7 @@ class Grammars:
                 self._compiled[option, form] = compiled
                 while len(self._compiled) > _MOST_COMPILED:
                     self._compiled.popitem(last=False)
-        matcher: Matcher = compiled.deep_copy()
-        return matcher
+        return compiled.deep_copy()
 
     def _compile(self, option: str, form: str) -> Any:
         if len(form) > _MOST_CHARACTERS:
@@ -62,22 +60,18 @@ class Grammars:
         try:
             reader = self._reader
         except ImportError as error:
-            raise OptionRefused(
-                option, f"a {_WORDS[option]} needs the package llguidance ({error}); pip install 'stoker[models]'"
-            ) from error
+            why = f"a {_WORDS[option]} needs the package llguidance ({error}); pip install 'stoker[models]'"
+            raise OptionRefused(option, why) from error
         except Exception as error:
-            raise OptionRefused(
-                option,
-                f"llguidance cannot read this model's tokenizer, so its texts follow no {_WORDS[option]}:"
-                f" {_shortened(error)}",
-            ) from error
+            why = f"llguidance cannot read this model's tokenizer, so its texts follow no {_WORDS[option]}"
+            raise OptionRefused(option, f"{why}: {_shortened(error)}") from error
         import llguidance
 
         try:
+            named: Any = option
             if option == "json_schema":
                 grammar = llguidance.LLMatcher.grammar_from_json_schema(form, defaults={"whitespace_pattern": _SPACES})
             else:
-                named: Any = option
                 grammar = llguidance.grammar_from(named, form)
             limits: Any = llguidance.LLParserLimits(**_LIMITS)
             matcher = llguidance.LLMatcher(reader, grammar, log_level=0, limits=limits)

@@ -1,18 +1,17 @@
-"""Additional options of a request, with vLLM's names, and the valid values."""
+"""Additional options of a request with vLLM's names, and the valid values."""
 
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 STRUCTURES = ("json_schema", "regex", "choice", "grammar")
-"""Options that constrain the form of a text. A request has at most one of these options."""
+"""Options for the form of a text. A request has at most one of them."""
 
 
 class OptionRefused(ValueError):
-    """An engine does not support an option of a request. The message states the reason."""
+    """An engine does not support an option of a request."""
 
     def __init__(self, option: str, why: str) -> None:
         super().__init__(why)
@@ -22,7 +21,7 @@ class OptionRefused(ValueError):
         return OptionRefused, (self.option, str(self))
 
 
-def _is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+def _is_number(value: Any, least: float, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -30,8 +29,8 @@ def _is_whole(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(one, str) and one for one in value)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _is_bias(value: Any) -> bool:
@@ -41,9 +40,12 @@ def _is_bias(value: Any) -> bool:
 
 
 ENGINE_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "regex": (lambda value: isinstance(value, str) and value != "", "a regular expression"),
-    "choice": (_is_text_list, "a list of texts, none empty"),
-    "grammar": (lambda value: isinstance(value, str) and value != "", "a grammar as text"),
+    "regex": (_is_text, "a regular expression"),
+    "choice": (
+        lambda value: isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_text, value)),
+        "a list of texts, none empty",
+    ),
+    "grammar": (_is_text, "a grammar as text"),
     "top_k": (lambda value: _is_whole(value, -1), "a whole number, -1 or more"),
     "min_p": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1"),
     "repetition_penalty": (lambda value: _is_number(value, 1e-3, 1e3), "a number above 0"),
@@ -56,11 +58,11 @@ ENGINE_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, list | tuple) and all(map(_is_whole, value)), "a list of token ids",
     ),
 }  # fmt: skip
-"""By name in `engine_options` (vLLM's names): a check of the value, and the valid values in words."""
+"""By name: a check of the value, and the valid values in words."""
 
 
 def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") -> None:
-    """Raise OptionRefused for an unknown name, an invalid value, or two options for the form of one text."""
+    """Raise OptionRefused for an unknown name, an invalid value, or two forms of one text."""
     for name, value in options:
         if name not in ENGINE_OPTIONS:
             near = difflib.get_close_matches(name, ENGINE_OPTIONS, n=1)
@@ -69,7 +71,6 @@ def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") 
         fits, shape = ENGINE_OPTIONS[name]
         if not fits(value):
             raise OptionRefused(name, f"{name} must be {shape}, not {value!r}")
-    forms = [*(["json_schema"] if json_schema else []), *dict(options)]
-    forms = [name for name in forms if name in STRUCTURES]
+    forms = ["json_schema"] * bool(json_schema) + [name for name in dict(options) if name in STRUCTURES]
     if len(forms) > 1:
         raise OptionRefused(forms[1], f"a text can follow one of {' and '.join(forms)}; give one of them")

@@ -1,22 +1,22 @@
 """Measure an engine's step times, while calls run or in advance (SLINFER §VI-B).
 
-A profiler measures steps whose numbers of read tokens and attended tokens are powers of two. Each time in the table is
-the median of repeated measurements. Then 100 random workloads of other sizes are compared with forecasts from the
-table. To save hours on a CPU, requests share a long prefix that is read once.
+A profiler measures steps whose numbers of read tokens and attended tokens are powers of two, and stores medians. Then
+it compares 100 random workloads with forecasts. To save hours on a CPU, requests share a long prefix.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
 from stoker.contexts.batching import Step, row_tokens
-from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, Sampling
+from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.step_times import (
     StepModel,
     StepProfile,
@@ -29,16 +29,16 @@ from stoker.contexts.step_times import (
 )
 
 COLD_STEPS = 4
-"""Number of first steps of a process that are ignored, because memory and kernels are cold."""
+"""First steps of a process that are ignored, because memory and kernels are cold."""
 
 
 class StepCollector:
     def __init__(self) -> None:
         self.known = StepModel()
         self.paused = False
-        """True while a profiler measures. Afterwards the profiler adds its result with `replace_known_times`."""
+        """True while a profiler measures."""
         self.urgent = False
-        """True after a profiler has measured. The times are then sent immediately."""
+        """True if a profiler's times are to be sent."""
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
@@ -82,7 +82,7 @@ _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
 _WEIGHT = 20
-"""A profiler's median counts as much as this number of steps that were measured during calls."""
+"""A profiler's median counts as much as this number of measured steps."""
 _FIRST_ID = 1 << 60
 
 
@@ -97,8 +97,6 @@ class _Effort(msgspec.Struct, frozen=True):
 _FULL = _Effort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, workloads_s=240.0)
 _QUICK = _Effort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
 
-Told = Callable[[float, float], None]
-
 
 class EngineProfiler:
     """Profiles one engine. `part`: maximum number of tokens that one step reads, 0 = unlimited."""
@@ -110,9 +108,8 @@ class EngineProfiler:
         vocabulary: int,
         longest: int,
         quick: bool = False,
-        told: Told | None = None,
+        told: Callable[[float, float], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        seed: int = 1,
     ) -> None:
         self._engine = engine
         self._effort = _QUICK if quick else _FULL
@@ -120,10 +117,10 @@ class EngineProfiler:
         self._model_longest = longest
         self._told = told or (lambda *_: None)
         self._clock = clock
-        self._chance = random.Random(seed)
+        self._chance = random.Random(1)
         self._vocabulary = vocabulary
         self._document = self._tokens(self._longest)
-        self._next_id = _FIRST_ID
+        self._ids = itertools.count(_FIRST_ID)
         self._left_out = 0
         self.part = 0
 
@@ -226,22 +223,23 @@ class EngineProfiler:
         return tuple(self._chance.randrange(low, self._vocabulary) for _ in range(count))
 
     def _ask(self, prompts: Sequence[tuple[int, ...]], *, most: int) -> list[int]:
-        ids = []
-        for prompt in prompts:
-            self._next_id += 1
-            sampling = Sampling(max_new_tokens=most)
-            self._engine.add(GenerationRequest(self._next_id, prompt, sampling))
-            ids.append(self._next_id)
+        ids = list(itertools.islice(self._ids, len(prompts)))
+        for id, prompt in zip(ids, prompts, strict=True):
+            self._engine.add(GenerationRequest(id, prompt, Sampling(max_new_tokens=most)))
         return ids
+
+    def _timed_step(self) -> tuple[EngineLoad, EngineLoad, list[NewToken], float]:
+        before, began = self._engine.load(), self._clock()
+        tokens = self._engine.step()
+        seconds = self._clock() - began
+        return before, self._engine.load(), tokens, seconds
 
     def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
         ids = self._ask(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []
         while left:
-            before, began = self._engine.load(), self._clock()
-            tokens = self._engine.step()
-            seconds, after = self._clock() - began, self._engine.load()
+            before, after, tokens, seconds = self._timed_step()
             read = after.prompt_tokens - before.prompt_tokens
             if read:
                 steps.append(StepSample(True, read, mean_attended_tokens(_reads(place, read)), seconds))
@@ -262,9 +260,7 @@ class EngineProfiler:
         written, taken = dict(zip(ids, lengths, strict=True)), list[StepSample]()
         unread, fewest = set(ids), rows - rows // 8
         while len(written) >= fewest and len(taken) <= repeats:
-            before, began = self._engine.load(), self._clock()
-            tokens = self._engine.step()
-            seconds, after = self._clock() - began, self._engine.load()
+            before, after, tokens, seconds = self._timed_step()
             if after.waiting or after.evictions > evictions:
                 break
             if after.decode_steps > before.decode_steps and not unread:
@@ -287,7 +283,7 @@ def _computed_length(engine: str, lengths: Sequence[int]) -> float:
         case "static":
             return max(lengths)
         case _:
-            return sum(lengths) / len(lengths)
+            return fmean(lengths)
 
 
 def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
@@ -302,6 +298,5 @@ def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
 
 
 def _median_sample(samples: Sequence[StepSample]) -> StepSample:
-    count = len(samples)
-    tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
+    tokens, length = fmean(sample.tokens for sample in samples), fmean(sample.length for sample in samples)
     return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

@@ -13,15 +13,13 @@ _LARGE_VOCABULARY = 262_144
 
 
 def positions_scored_at_once(vocabulary: int) -> int:
-    """Return the number of prompt positions that are scored together, so that their logits need about 32 MB.
-    `vocabulary`: number of tokens (0: unknown)."""
+    """Return how many positions of a prompt to score together, so that their logits need about 32 MB."""
     return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
 
 
 class PromptScores:
-    """The log-likelihoods of one prompt's tokens. After the request lost its cache, parts may be scored again.
-
-    `most`: number of likeliest tokens to keep per position. `before`: number of tokens in the soft prompt.
+    """The log-likelihoods of one prompt's tokens. `most`: likeliest tokens per position. `before`: length of the soft
+    prompt. Parts may be scored again.
     """
 
     def __init__(self, prompt: Sequence[int], *, most: int, before: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""PEFT adapters in vLLM: LoRA with vLLM's own LoRA requests, soft prompts as embeddings before the prompt's tokens.
+"""PEFT adapters in vLLM: LoRA requests, and soft prompts as embeddings before the prompt's tokens.
 
-vLLM reserves memory for LoRA matrices when it starts, so the adapters' files are read at that time. If an adapter is
-damaged, only its own requests fail.
+vLLM reserves memory for LoRA matrices when it starts, so the adapters' files are read then. If an adapter is damaged,
+only its own requests fail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.contexts.inference.peft_adapters import Adapter, find_adapter_folder
 from stoker.contexts.prompts import Ids
 
 _AT_ONCE = 8
-"""Maximum number of LoRA adapters in a step on a GPU, because each needs reserved memory."""
+"""LoRA adapters in a step on a GPU, because each needs reserved memory."""
 
 
 class VLLMAdapter(NamedTuple):
@@ -50,8 +50,9 @@ NO_ADAPTER = VLLMAdapter()
 
 
 class VLLMAdapters:
+    """The adapters of a vLLM engine, by name. `base`: folder of the base model."""
+
     def __init__(self, folders: Mapping[str, str], *, base: str, on_gpu: bool) -> None:
-        """Read the files of the adapters. `base`: folder of the base model."""
         self._folders = folders
         self._base = base_shapes(base)
         self._ready: dict[str, VLLMAdapter] = {}
@@ -87,30 +88,20 @@ class VLLMAdapters:
         return int(numbers * self._rank * self._places * dtype.itemsize)
 
     def get(self, name: str, *, llm: Any, dtype: torch.dtype) -> VLLMAdapter:
-        """Return an adapter. Raises OptionRefused if the adapter is unknown or unsupported.
-
-        Args:
-            name: The adapter's name; empty: the base model.
-            llm: The vLLM engine.
-            dtype: Dtype of the base model.
-        """
+        """Return an adapter (empty name: the base model). Raises OptionRefused if it is unknown or unsupported."""
         if not name:
             return NO_ADAPTER
         folder = find_adapter_folder(self._folders, name)
         if name not in self._ready:
             try:
-                self._ready[name] = self._load(name, folder, llm=llm, dtype=dtype)
+                checked, lora = Adapter(folder, self._base, dtype=dtype), None
+                if checked.vectors is None:
+                    lora = LoRARequest(name, next(self._numbers), folder)
+                    llm.add_lora(lora)
             except Exception as error:  # vLLM raises many kinds of exceptions
                 raise OptionRefused("adapter", f"the adapter {name} cannot be served: {error}") from None
+            self._ready[name] = VLLMAdapter(lora, checked.vectors)
         return self._ready[name]
-
-    def _load(self, name: str, folder: str, *, llm: Any, dtype: torch.dtype) -> VLLMAdapter:
-        checked = Adapter(folder, self._base, dtype=dtype)
-        if checked.vectors is not None:
-            return VLLMAdapter(vectors=checked.vectors)
-        lora = LoRARequest(name, next(self._numbers), folder)
-        llm.add_lora(lora)
-        return VLLMAdapter(lora)
 
 
 def _read_fitting_adapter(folder: str, base: BaseShapes | None) -> AdapterFiles | None:
@@ -123,6 +114,6 @@ def _read_fitting_adapter(folder: str, base: BaseShapes | None) -> AdapterFiles 
 
 
 def _supported_lora_rank(rank: int) -> int:
-    """Return the smallest LoRA rank that vLLM supports and that is at least `rank`, or vLLM's largest rank."""
+    """Return the smallest LoRA rank of vLLM that is at least `rank`, or vLLM's largest rank."""
     ranks = sorted(get_args(MaxLoRARanks))
     return int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))

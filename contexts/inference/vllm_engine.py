@@ -2,9 +2,7 @@
 
 vLLM's cache cannot be resized. Sleep (level 1, not on CPUs) moves the weights to host memory and drops the cache. Sleep
 was broken in some versions of vLLM. Therefore each sleep measures the freed memory, and each wake compares the tokens
-of a fixed prompt.
-
-Each token of a label has its own request, because vLLM's `prompt_logprobs` would read every prompt again.
+of a fixed prompt. Each token of a label has its own request, because `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
@@ -43,10 +41,9 @@ from stoker.units import show_bytes
 
 log = logging.getLogger(__name__)
 
-_NO_SETTINGS = EngineSettings()
 _USUAL_ROW_TOKENS = 512
 _LABELS_AT_ONCE = 128
-"""Maximum number of tokens whose log-likelihoods vLLM returns in one request."""
+"""Maximum tokens whose log-likelihoods vLLM returns in one request."""
 _PROBE_TOKENS = 8
 _LEAST_FREED_SHARE = 0.5
 """A warning is logged if a sleep frees less than this share of the engine's memory."""
@@ -88,8 +85,7 @@ class VLLMEngine:
     # ---- requests
 
     def add(self, request: GenerationRequest) -> None:
-        if self._asleep or self._broken:
-            raise ValueError(self._broken or "the model is asleep; wake it first")
+        self._check_usable()
         adapter = self._start.adapters.get(request.sampling.adapter, llm=self._llm, dtype=self._start.dtype)
         self._texts.check(request, virtual_tokens=adapter.virtual_tokens)
         if adapter.virtual_tokens and request.sampling.prompt_logprobs:
@@ -102,9 +98,13 @@ class VLLMEngine:
                 " memory (device_memory=)"
             )
         params = vllm_sampling_params(request.sampling, ends=self.prompts.ends)
-        form = request.sampling.structure
-        self._send(str(request.id), request.prompt, params, adapter=adapter, form=form[0] if form else "")
+        form, _ = request.sampling.structure or ("", None)
+        self._send(str(request.id), request.prompt, params, adapter=adapter, form=form)
         self._open[str(request.id)] = _RunningText(request, self._texts.begin(request), adapter.virtual_tokens)
+
+    def _check_usable(self) -> None:
+        if self._asleep or self._broken:
+            raise ValueError(self._broken or "the model is asleep; wake it first")
 
     def abort(self, request: int) -> None:
         self._early = [token for token in self._early if token.request != request]
@@ -131,7 +131,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights and cache. During sleep, return the memory that was not freed."""
+        """Return the memory; during sleep, the memory that was not freed."""
         weights, cache, tokens = self._start.weights_bytes, self._start.cache_bytes, self._start.cache_tokens
         awake = EngineMemory(weights, cache, cache, token_bytes=cache // max(1, tokens), fixed_tokens=tokens)
         if not self._asleep:
@@ -170,7 +170,7 @@ class VLLMEngine:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """Wake the engine after `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
+        """End `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
         if not self._asleep:
             return
         if self._start.sleeps:
@@ -202,8 +202,7 @@ class VLLMEngine:
         check: Callable[[], None] = skip_check,
     ) -> list[list[float]]:
         del prefix, batch_size  # vLLM finds shared prefixes by itself
-        if self._asleep or self._broken:
-            raise ValueError(self._broken or "the model is asleep; wake it first")
+        self._check_usable()
         wanted: dict[Ids, dict[int, float]] = {}
         for row, some in zip(rows, tails, strict=True):
             for tail in some:
@@ -214,10 +213,7 @@ class VLLMEngine:
             tokens = sorted(chances)
             for start in range(0, len(tokens), _LABELS_AT_ONCE):
                 named = tokens[start : start + _LABELS_AT_ONCE]
-                params = SamplingParams(
-                    temperature=0.0, max_tokens=1, logprob_token_ids=named, detokenize=False, ignore_eos=True,
-                    output_kind=RequestOutputKind.DELTA,
-                )  # fmt: skip
+                params = _greedy_params(max_tokens=1, logprob_token_ids=named, output_kind=RequestOutputKind.DELTA)
                 asked[self._ask(ids, params)] = chances
         try:
             while asked:
@@ -281,16 +277,15 @@ class VLLMEngine:
                 self._llm.abort_request([output.request_id])
         elif output.finished:  # the grammar cannot be compiled or continued, or vLLM failed
             del self._open[output.request_id]
-            form = writing.request.sampling.structure
-            why = f"the text cannot be written within its {form[0]}" if form else "an error of vLLM"
+            form, _ = sampling.structure or ("", None)
+            why = f"the text cannot be written within its {form}" if form else "an error of vLLM"
             error = f"vLLM ended the request early ({written.finish_reason}): {why}; its log has the reason"
-            new.append(NewToken(id, -1, finish=Finish.STOP, error=error, option=form[0] if form else ""))
+            new.append(NewToken(id, -1, finish=Finish.STOP, error=error, option=form))
         return new
 
     def _send(
         self, id: str, prompt: Ids, params: SamplingParams, *, adapter: VLLMAdapter = NO_ADAPTER, form: str = ""
     ) -> None:
-        """Send a request to vLLM. Raises ValueError. `form`: option that constrains the form of the text."""
         try:
             self._llm.add_request(id, adapter.prompt(prompt), params, lora_request=adapter.lora)
         except VLLMValidationError as error:
@@ -305,15 +300,16 @@ class VLLMEngine:
         return name
 
     def _generate_probe_tokens(self) -> tuple[int, ...]:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
+        params = _greedy_params(max_tokens=_PROBE_TOKENS, output_kind=RequestOutputKind.FINAL_ONLY)
         name = self._ask(tuple(range(5, 21)), params)
         while True:
             for output in self._llm.step():
                 if output.request_id == name and output.finished:
                     return tuple(output.outputs[0].token_ids)
+
+
+def _greedy_params(**options: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **options)
 
 
 def _record_logprobs(output: Any, asked: dict[str, dict[int, float]]) -> None:
@@ -329,9 +325,9 @@ def start_engine(
     *,
     dtype: Any,
     device: str,
-    name: str = "",
-    why: str = "",
-    settings: EngineSettings = _NO_SETTINGS,
+    name: str,
+    why: str,
+    settings: EngineSettings,
     adapters: Mapping[str, str] | None = None,
 ) -> tuple[VLLMEngine, str]:
     """Start vLLM with the model at `path`. Return the engine and the model's origin. `adapters`: folders by name."""

@@ -1,4 +1,4 @@
-"""Convert requests and log-likelihoods to and from vLLM. vLLM scores prompts with its own `prompt_logprobs`."""
+"""Convert requests and log-likelihoods to and from vLLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def vllm_sampling_params(sampling: Sampling, *, ends: frozenset[int]) -> Samplin
 
 
 def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's log-likelihoods by token."""
+    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's by token."""
     ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
     likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
     return float(told[token].logprob), likeliest
@@ -38,7 +38,7 @@ def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, t
 def prompt_with_logprobs(
     prompt: Sequence[int], told: Sequence[dict[int, Any] | None], *, most: int
 ) -> tuple[PromptToken, ...]:
-    """Return a prompt's tokens with their log-likelihoods. `told`: log-likelihoods by position (None for the first)."""
+    """Return a prompt's tokens with their log-likelihoods. `told`: vLLM's by position (None for the first)."""
     return tuple(
         PromptToken(token, *chances_of(token, chances, most=most)) if chances else PromptToken(token)
         for token, chances in zip(prompt, told, strict=True)

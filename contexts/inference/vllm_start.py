@@ -29,7 +29,6 @@ from stoker.units import show_bytes
 
 log = logging.getLogger(__name__)
 
-_NO_SETTINGS = EngineSettings()
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process, so that this thread decides when a step runs
     "VLLM_NO_USAGE_STATS": "1",
@@ -40,12 +39,14 @@ _ROWS = 256
 _UNDECLARED_FRACTION = 0.9
 _PROCESS_BYTES = 500_000_000
 _PART_BYTES = 1_000_000_000
-"""Bytes for libraries and compiled code in each process, if a model is split over several processes."""
+"""Bytes for libraries and code in each process of a model that is split over several processes."""
 _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """A started vLLM engine and its memory. The constructor raises StokerError if vLLM cannot start."""
+    """A started vLLM engine and its memory. The constructor raises StokerError if vLLM cannot start. `parts`: number of
+    devices that each layer is split over, starting with `device`. `adapters`: folders of PEFT adapters by name.
+    """
 
     def __init__(
         self,
@@ -56,12 +57,9 @@ class VLLMStart:
         parts: int = 1,
         device_memory_bytes: int = 0,
         why: str = "",
-        settings: EngineSettings = _NO_SETTINGS,
+        settings: EngineSettings,
         adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """Start vLLM. `parts`: number of devices that each layer is split over, starting with `device`. `adapters`:
-        folders of PEFT adapters by name.
-        """
         self.device = device
         self.device_memory_bytes = device_memory_bytes
         self.why = why
@@ -75,8 +73,10 @@ class VLLMStart:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.adapters = VLLMAdapters(adapters or {}, base=folder, on_gpu=self.on_gpu)
-        arguments: dict[str, Any] = {"gpu_memory_utilization": self._gpu_memory_fraction()} if self.on_gpu else {}
-        if not self.on_gpu:
+        arguments: dict[str, Any] = {}
+        if self.on_gpu:
+            arguments["gpu_memory_utilization"] = self._gpu_memory_fraction()
+        else:
             weights = self._weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
             arguments |= {
                 "kv_cache_memory_bytes": self._cpu_cache_bytes(weights, parts=parts),
@@ -142,7 +142,7 @@ class VLLMStart:
         return weights_bytes(folder, dtype=dtype) + self.adapters.reserved_bytes(dtype=dtype)
 
     def _cpu_cache_bytes(self, weights: int, *, parts: int) -> int:
-        """Return the cache size of each part of the model, in bytes. `weights`: bytes of all parts."""
+        """Return the cache bytes of each part of the model. `weights`: bytes of all parts."""
         if not self.device_memory_bytes:
             return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
         processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
@@ -157,8 +157,7 @@ def _cores_of_parts(parts: int) -> list[str]:
 
 
 def _kill_this_process() -> None:
-    """Kill this process if a process with a part of the model has died, because vLLM cannot restart that part."""
-    log.error("a process with a part of the model has died; the library ends with it")
+    log.error("a process with a part of the model has died, and vLLM cannot restart it; the library ends")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -188,12 +187,9 @@ def _loaded_bytes(worker: Any) -> int:
 
 
 def _cache_bytes(worker: Any) -> int:
-    parts = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in _tensors(worker)}
-    return sum(parts.values())
-
-
-def _tensors(worker: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    sizes: dict[int, int] = {}
     for part in worker.model_runner.kv_caches:
-        found += part if isinstance(part, list | tuple) else [part]
-    return found
+        for tensor in part if isinstance(part, list | tuple) else [part]:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
