@@ -1,13 +1,12 @@
-"""`python -P -m stoker.pilot.devices.probe DEVICE`: tests in a short process whether a GPU computes correctly.
+"""`python -P -m stoker.pilot.devices.probe DEVICE` tests whether a GPU computes correctly; exits with a `ProbeVerdict`.
 
 The probe multiplies two matrices in single precision and checks every element of the product. The matrices are A[i][k]
 = a[i] + b[k] and B[k][j] = c[k] + d[j] with small integers, so the product has a closed form:
 
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
-A healthy device returns the exact product, because every partial sum is an integer below 2^24. The probe prints an
-error in one line; the exit code is a `ProbeVerdict`. The probe uses only the driver, which compiles the kernel (PTX),
-because a node may lack PyTorch.
+A healthy device returns the exact product, because every partial sum is an integer below 2^24. The driver compiles the
+kernel (PTX), because a node may lack PyTorch, and PyTorch starts slowly.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import ctypes
 import signal
 import sys
 from array import array
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.pilot.core.events import ProbeVerdict
 
 # ---- the device
 
 _ROOM_BYTES = 64 * 1024 * 1024
-"""Bytes that the probe allocates and fills in addition to the matrices."""
+"""Bytes to fill in addition to the matrices."""
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
 _COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
-"""Codes of driver errors about a missing (in some containers) or too old compiler. The device may still be healthy."""
+"""Driver errors about a missing (in some containers) or too old compiler. The device may be healthy."""
 _PTX = b"""
 .version 6.0
 .target sm_50
@@ -100,7 +99,7 @@ class Gpu:
         self._call("cuCtxSetCurrent", context)
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """Return the product of the square matrices `a` and `b`, row by row (see `Computer`). Raises DeviceError."""
+        """Return the product of two square matrices, row by row. Raises DeviceError."""
         room = self._allocate(_ROOM_BYTES)
         self._call("cuMemsetD32_v2", room, ctypes.c_uint32(_PATTERN), ctypes.c_size_t(_ROOM_BYTES // 4))
         length = size * size * a.itemsize
@@ -129,7 +128,7 @@ class Gpu:
 
 
 def check(driver: Any, name: str, *arguments: Any) -> None:
-    """Call the function `name` of the CUDA driver. Raises DeviceError with the driver's message, or NoDriverError."""
+    """Call a function of the CUDA driver. Raises DeviceError with the driver's message, or NoDriverError."""
     function = getattr(driver, name, None)
     if function is None:
         raise NoDriverError(f"the driver has no {name}")
@@ -144,7 +143,7 @@ def check(driver: Any, name: str, *arguments: Any) -> None:
 
 
 def open_first_gpu() -> Gpu:
-    """Open the first GPU that this process sees. Raises NoDriverError, DeviceError."""
+    """Raises NoDriverError, DeviceError."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -164,13 +163,8 @@ ALLOWED = 1e-3  # maximum accepted relative error of an element of the product
 _LIMIT_S = 120  # the probe exits after this many seconds, because its parent process may have died
 
 
-class Computer(Protocol):
-    def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """Return the product of two square matrices, row by row, computed on the device. Raises DeviceError."""
-
-
-def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
-    """Return the verdict of the test of a device, and a message if the device does not compute correctly."""
+def examine(computer: Gpu, *, name: str) -> tuple[ProbeVerdict, str]:
+    """Return the verdict on a device, and a message if it does not compute correctly."""
     size = SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
     b, c = [float(k % 4 - 1) for k in range(size)], [float(k % 6 - 2) for k in range(size)]

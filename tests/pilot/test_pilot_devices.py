@@ -18,7 +18,7 @@ from stoker.manager.cli import doctor_machine
 from stoker.pilot import devices
 from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices import PilotDevice, cpu, find_devices, gpu, monitor, visible
-from stoker.pilot.devices.islands import gpu_island_numbers
+from stoker.pilot.devices.gpu import gpu_island_numbers
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.site import ProviderKind
