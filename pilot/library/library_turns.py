@@ -1,5 +1,4 @@
-"""The turns of libraries that share devices. A library requests a turn before each iteration of its engine, and
-releases the devices afterwards.
+"""The turns of libraries that share devices, one iteration of an engine at a time.
 
 `stoker.pilot.core.turns` decides which library is next. The libraries of a pilot share a board, a memory-mapped file
 with one row per engine. A library that ends an iteration writes the next turn on the board, and wakes the next library
@@ -7,10 +6,8 @@ with a datagram.
 
 The board's lock protects only the order of turns. If the process that has the lock is stopped, other libraries continue
 after 50 ms. At worst, two libraries compute simultaneously for one iteration. A library loses its turn if its process
-died, was stopped, or takes much longer than announced.
-
-The board also contains a description of each engine's work (`packed_work`). The engine writes the description and the
-agent reads it, both without a lock.
+died, was stopped, or takes much longer than announced. Each engine also writes its work (`packed_work`), which the
+agent reads without the lock.
 """
 
 from __future__ import annotations
@@ -88,11 +85,11 @@ class TurnBoard:
             raise
         self.lock = BoardLock(self._file)
         self._taken, self._taken_at = list[int](), -1
-        """The occupied rows at the last reading of the board, and the value of `changes` at that time."""
+        """The occupied rows at the last reading, and the value of `changes` then."""
 
     @property
     def changes(self) -> int:
-        """Number of times that an engine joined or left the board."""
+        """Number of joins and leaves of engines."""
         found: int = _HEADER.unpack_from(self._memory, 0)[0]
         return found
 
@@ -102,7 +99,7 @@ class TurnBoard:
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
-        """Return the occupied rows of the board, or of the snapshot `read` if it is given."""
+        """Return the occupied rows of the board, or of the snapshot `read`."""
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
@@ -124,7 +121,7 @@ class TurnBoard:
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Occupy and return a free row, or return None if the board is full or the device names are too long."""
+        """Occupy a free row; None if the board is full or the device names are too long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
@@ -142,7 +139,7 @@ class TurnBoard:
         return here is not None and here.is_of_same_process(row)
 
     def clear(self, row: TurnRow) -> None:
-        """Free a row of the board. The caller must hold the board's lock."""
+        """Free a row. The caller must hold the board's lock."""
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
             _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
@@ -153,9 +150,8 @@ class TurnBoard:
 
 
 def unpack_board_rows(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows in the bytes of a board file, each with the packed description of the engine's work.
-
-    The agent must not map the file, because a process dies if its mapped file is truncated.
+    """Return the rows of a board file, each with the packed work. The agent must not map the file, because a truncated
+    mapped file kills a process.
     """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
@@ -227,7 +223,7 @@ class LibraryTurns:
 
     @property
     def shared(self) -> bool:
-        """Return True if another engine on the board shares a device with this engine."""
+        """True if another engine shares a device with this engine."""
         return self._ensure_own_row() is not None and self._shared
 
     def begin(
@@ -235,9 +231,8 @@ class LibraryTurns:
     ) -> None:
         """Wait for a turn and take it. A library with more urgent work takes its turn first.
 
-        `due_at`: due time of the most urgent token, on `time.monotonic`. `step_s`: expected seconds of the iteration
-        (0: unknown). `work`: function that returns the engine's work to publish, called after the next library is
-        woken.
+        `due_at`: earliest due time of a token, on `time.monotonic`. `step_s`: expected seconds of the iteration (0:
+        unknown). `work`: returns the engine's work to publish, called after the next library was woken.
         """
         row = self._ensure_own_row()
         if row is None:
@@ -258,7 +253,7 @@ class LibraryTurns:
                 self._reclaim_lost_turns(row)
 
     def end(self) -> None:
-        """Release the turn, because the library has no further iteration now."""
+        """Release the turn, because the engine has no further iteration now."""
         row = self._ensure_own_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
@@ -272,7 +267,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Publish the engine's work, from which the agent decides whether a library can accept an offered call."""
+        """Publish the engine's work, from which the agent weighs offered calls."""
         row = self._ensure_own_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
@@ -291,8 +286,7 @@ class LibraryTurns:
             if row is not None:
                 with self._board.lock:
                     if self._board.has(row):
-                        # Unlink before the row is free, because the next engine in this row uses a socket of the same
-                        # name.
+                        # before the row is free, because the next engine in this row uses a socket of this name
                         Path(_waker_socket_path(self._board, row.number)).unlink(missing_ok=True)
                         self._board.clear(row)
                     next_ones = self._hand_on(time.monotonic())
@@ -340,7 +334,7 @@ class LibraryTurns:
         return self._row
 
     def _try_to_take_turn(self, row: TurnRow, now: float) -> bool:
-        """Take the turn if no other engine shares a device or this engine keeps its turn. Otherwise request a turn."""
+        """Take the turn if no other engine shares a device or this engine keeps its turn, else request a turn."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
@@ -405,7 +399,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _hand_on(self, now: float) -> list[int]:
-        """Give free devices to the next engines while the lock is held. Return the rows to wake after its release."""
+        """Give free devices to the next engines while the lock is held. Return the rows to wake afterwards."""
         rows = {row.number: row for row in self._board.rows()}
         chosen = _next(rows.values())
         self._give(chosen, rows, now)
@@ -441,7 +435,7 @@ def _waker_socket_path(board: TurnBoard, number: int) -> str:
 
 
 def _is_lost(row: TurnRow, now: float) -> bool:
-    """Return True if the row holds a turn and its process is dead, stopped or overdue."""
+    """True if the row holds a turn and its process is dead, stopped or overdue."""
     if row.state is not TurnState.HOLDS or now < row.held_at + _LOOK_S:
         return False
     most_s = _OVERDUE_FACTOR * row.step_s + _OVERDUE_S if row.step_s > 0 else _OVERDUE_UNKNOWN_S

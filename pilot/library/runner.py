@@ -1,7 +1,4 @@
-"""One slot of a library: runs calls one after the other and returns the end of each call.
-
-This code is performance-critical: an empty call takes some tens of microseconds.
-"""
+"""One slot of a library, which runs calls one after the other. An empty call takes some tens of microseconds."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ from stoker.pilot.library.process import (
     ScratchGuard,
     Workplace,
     exit_user_forked_child,
-    flush_and_exit_fork,
 )
 from stoker.protocol.calls import (
     PIECE_BYTES,
@@ -58,9 +54,8 @@ from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
-"""Types of results that must be awaited or iterated to compute the values."""
 _PARSL_FAILURE_TYPE = "RemoteExceptionWrapper"
-"""The class that Parsl's wrapper of a function returns instead of an exception."""
+"""Class that Parsl's wrapper of a function returns instead of an exception."""
 NO_CALL = -1  # the call id while no call runs; ids start at 0
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
@@ -83,6 +78,7 @@ class Runner:
         leave: Callable[[LibraryFault], NoReturn] | None = None,
         place: failures.Place | None = None,
     ) -> None:
+        self._settings = settings
         self._packer = Packer(settings)
         self._place = place or failures.Place(settings.folder)
         self._slot = slot
@@ -108,7 +104,6 @@ class Runner:
         self.taken = NO_CALL  # id of the call in this slot, until its outcome is queued in the outbox
         self.begun = 0  # number of calls begun, counted by the caller of `run`
         self.stop = CallStop()  # another thread sets this to stop the call
-        self.forked = False  # True in a forked child of this process, which must not continue as the library
         self.is_clean = True  # False if the last call left files that `clean` must remove
         self.ended_at = 0.0  # end time of the last call, on `time.perf_counter`
 
@@ -118,7 +113,7 @@ class Runner:
         self.taken = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
-        """Run a call. Return the outcome of the call, or its checkpoint if the call was evicted."""
+        """Run a call. Return its outcome, or its checkpoint if it was evicted."""
         spec, packer = work.spec, self._packer
         call = spec.call
         self._log_from = self._tail.begin()
@@ -162,6 +157,8 @@ class Runner:
             # Free a large result before the next call runs.
             del result, args, kwargs
         except TransferError as error:
+            if os.getpid() != self._pid:
+                exit_user_forked_child(error)
             self.ended_at = ended = _now()
             failure = self._find_infrastructure_failure(error) or error.failure
         except Evicted as evicted:
@@ -179,16 +176,14 @@ class Runner:
                 self._finish()
                 return self._evicted(call)
             if isinstance(error, GangBroken) and work.run.gang is not None:
-                failure = packer.failure(str(error), kind=FailureKind.GANG)
+                failure = self._settings.failure(FailureKind.GANG, str(error))
             else:
-                said = failures.explain_bash_failure(error, log=packer.log, log_from=self._log_from)
+                said = failures.explain_bash_failure(error, log=self._settings.log, log_from=self._log_from)
                 raised, failure = said or in_short(error), self._find_infrastructure_failure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch the exception
                     os.unlink(payload.source)
                     payload = b""
-        if self.forked:
-            flush_and_exit_fork()
         if not ok:
             self._exit_if_damaged()
         run_s, pieces = ended - started, 0
@@ -265,11 +260,9 @@ class Runner:
         parts = self._packer.parts(piece, what="piece")
         size = sum(map(len, parts))
         if size > PIECE_BYTES:
-            raise TransferError(
-                self._packer.failure(
-                    f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
-                    f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller ones, or return one result"
-                )
+            raise self._packer.error(
+                f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
+                f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller ones, or return one result"
             )
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
@@ -286,7 +279,7 @@ class Runner:
         self._marker.suspect(calls)
 
     def forgive(self) -> None:
-        """Record that no call of this slot is running, because the library exits for another reason."""
+        """Record that this slot is idle, because the library exits for another reason."""
         self._marker.idle(self._slot)
 
     def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
@@ -312,12 +305,12 @@ class Runner:
             found = None
         if found is None:
             return None
-        failure = self._packer.failure(found.text, kind=FailureKind.INFRASTRUCTURE)
+        failure = self._settings.failure(FailureKind.INFRASTRUCTURE, found.text)
         failed = ", ".join(self._place.devices) if found.row.probed else ""
-        return msgspec.structs.replace(failure, device=failed) if failed else failure
+        return msgspec.structs.replace(failure, device=failed)
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
-        if os.getpid() != self._pid:  # a process that the call forked reports no progress
+        if os.getpid() != self._pid:  # a forked process reports no progress
             return False
         if state and not self._may_checkpoint:
             raise StokerError(
@@ -331,7 +324,7 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """Return a function that gives each call a separate copy of the loader's decimal context."""
+    """Return a function that gives a call a copy of the loader's decimal context."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal
@@ -342,7 +335,7 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _token_due_times(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
-    """Return a function that computes the due times of tokens, or None without an objective for the first token."""
+    """Return a function that computes the due times of tokens; None without an objective for the first token."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s

@@ -20,7 +20,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -30,9 +29,9 @@ import msgspec
 from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
 from stoker.pilot.library.call_records import LogTail, Marker
-from stoker.pilot.library.connection import Settings
+from stoker.pilot.library.connection import Settings, clean, print_exception
 from stoker.pilot.library.failures import Place
-from stoker.pilot.library.functions import Function, Functions, RunnableCall, clean
+from stoker.pilot.library.functions import Function, Functions, RunnableCall
 from stoker.pilot.library.process import (
     ClearedFolder,
     ProcessGuard,
@@ -124,7 +123,6 @@ class CallWatch:
 # ---- the library
 
 
-_TAIL_LINES = 20
 _EXIT_DELAY_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
@@ -218,14 +216,11 @@ class VineLibrary:
             workplace.enter_working_folder(recipe.home)
             context = load_context(recipe, objects)
         except CallStopped:
-            failure = self._make_load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
+            failure = self._make_load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s")
         except BaseException as error:  # a loader may call sys.exit
-            trace = error.__traceback__
-            text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
-            print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
-            advice = workplace.advice(error)
+            tail, advice = print_exception(error), workplace.advice(error)
             what = f"the loader raised {type(error).__name__}: {error}" + (f"\n{advice}" if advice else "")
-            failure = self._make_load_failure(what, text=text)
+            failure = self._make_load_failure(what, tail=tail)
         finally:
             self._watch.end()
         ambient.enter_library(device=setup.devices, context=context)
@@ -238,12 +233,12 @@ class VineLibrary:
             self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
 
-    def _make_load_failure(self, message: str, *, text: str) -> Failure:
+    def _make_load_failure(self, message: str, *, tail: str = "") -> Failure:
         return Failure(
             kind=FailureKind.CONTEXT,
             message=clean(f"{self._setup.recipe.name}: {message}"),
             pilot=self._setup.pilot,
-            tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
+            tail=clean(tail),
             log=self._log,
         )
 
@@ -260,7 +255,6 @@ class VineLibrary:
             place=Place(home, setup.devices, setup.recipe.needs.device_memory_bytes),
         )
         os.chdir(home)
-        os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner
 
     # ---- calls
