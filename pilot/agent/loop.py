@@ -1,7 +1,7 @@
 """The agent's loop, and `carry_out`, which has one case per command of the core.
 
 Each iteration waits for an event, reads all input, passes the input to the core, executes the core's commands, and
-sends one frame to the manager and one frame to each library. The loop never delays a message to fill a larger batch.
+sends one frame to the manager and one frame to each library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import assert_never
 
 from stoker.log_files import OUTPUT_BYTES, free_file_middle
-from stoker.pilot.agent import objects, observing, processes
+from stoker.pilot.agent import fetches, objects, observing, processes
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.observing import check_job
 from stoker.pilot.cache import store
@@ -77,7 +77,7 @@ class Loop:
         agent.check_standing = functools.partial(check_job, agent)
         self._logs = LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
-        """Names of signals that the core has not received yet, each with True if the signal is a repetition."""
+        """Names of new signals, each with True if the signal is a repetition."""
         self._signal_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
@@ -122,8 +122,8 @@ class Loop:
     def _wait(self) -> None:
         """Wait for an event and read all input except the manager's frames.
 
-        The descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket. This method
-        therefore checks for frames before it waits.
+        The descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket. Therefore
+        check for frames first.
         """
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False
@@ -173,7 +173,7 @@ class Loop:
             agent.handle(events.TimerFired(key))
         if now >= self._observe_at:
             self._observe_at = now + limits.EVERY_S
-            observing.observe_library_processes(agent)
+            observing.observe(agent, agent.processes.values())
             if now >= self._devices_at:
                 self._devices_at = now + 1.0
                 observing.report_device_memory_use(agent)
@@ -223,7 +223,8 @@ class Loop:
         for monitor in agent.monitors.values():
             monitor.close()
         agent.peers.close()
-        agent.fetches.close()
+        for name in list(agent.fetches):
+            fetches.stop(agent, name)
         agent.zygotes.close()
         agent.scratch.remove()
         agent.wires.close()
@@ -262,15 +263,15 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
         case commands.Forget(library=number, ran=ran):
             processes.forget(agent, number, ran)
         case commands.Observe(library=number):
-            observing.observe(agent, number)
+            observing.observe(agent, filter(None, [agent.processes.get(number)]))
         case commands.WeighOffer(order=order):
             agent.handle(agent.offers.weigh(order))
         case commands.Expect(name=name):
             agent.peers.served.expect(name)
         case commands.StartFetch(order=order):
-            agent.fetches.order(order)
+            fetches.fetch(agent, order)
         case commands.StopFetch(name=name):
-            agent.fetches.stop(name)
+            fetches.stop(agent, name)
         case commands.TidySnapshots():
             store.remove_evicted_snapshots(agent.cache)
         case commands.BringArguments():

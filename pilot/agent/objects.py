@@ -1,7 +1,6 @@
 """Moves data to and from the object cache: objects, large arguments and results, snapshots, and the environment.
 
-If a pilot sees the session's folder, a large payload is a file in this folder. Otherwise the pilot sends payloads over
-1 MB through the session's seed.
+A large payload is a file in the session's folder if the pilot sees this folder. Otherwise it travels through the seed.
 """
 
 from __future__ import annotations
@@ -41,41 +40,37 @@ from stoker.protocol.to_manager import SnapshotHere
 
 
 def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
-    arrived = agent.fetches.arrived
+    arrived = agent.arrived
     if all(ref.name in arrived for ref in refs):
         _pinned(agent, library, {ref.name: arrived[ref.name].again() for ref in refs})
         return
 
     def find() -> None:
         found: dict[str, Pin] = {}
+        lack = None
         try:
             for ref in refs:
-                here = agent.cache.find(ref.name)
-                if here is not None:
+                if (here := agent.cache.find(ref.name)) is not None:
                     found[ref.name] = here
         except OSError as error:
             why = f"the object cache {agent.cache.folder} cannot be used: {error}"
             lack = FetchFailure(why, is_pilots_fault=is_pilots_fault(error))
-            agent.later(lambda: _failed(agent, library, lack))
-            return
-        agent.later(lambda: _pinned(agent, library, found))
+        agent.later(lambda: _pinned(agent, library, found, lack))
 
     threading.Thread(target=find, name="objects-find", daemon=True).start()
 
 
-def _failed(agent: Agent, library: LibraryId, lack: FetchFailure) -> None:
-    agent.check_standing()
-    agent.handle(Pinned(library, {}, lack))
-
-
-def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
+def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin], lack: FetchFailure | None = None) -> None:
     process = agent.processes.get(library)
-    if process is None:  # the library has ended in the meantime
+    if process is None or lack is not None:  # None: the library has ended in the meantime
         for one in found.values():
             one.release()
-        return
-    process.pins += found.values()
-    agent.handle(Pinned(library, {name: one.path for name, one in found.items()}))
+        found = {}
+    if lack is not None:
+        agent.check_standing()
+    if process is not None:
+        process.pins += found.values()
+        agent.handle(Pinned(library, {name: one.path for name, one in found.items()}, lack))
 
 
 # ---- large arguments and results
@@ -110,16 +105,12 @@ def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId])
 
 
 def upload_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
-    """Send large results to the session's seed, in a thread."""
 
     def run() -> None:
         done = [_upload_result(agent, library, end) for end in ends]
         agent.later(lambda: agent.handle(ResultsUploaded(library, done)))
 
     threading.Thread(target=run, name="payloads-hand-in", daemon=True).start()
-
-
-# ---- inside
 
 
 def _report_arguments(
@@ -187,7 +178,7 @@ def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """Add a library's snapshot to the cache in a thread, then report the snapshot to the core."""
+    """Add a library's snapshot to the cache, then report it to the core."""
 
     def run() -> None:
         try:
@@ -221,7 +212,7 @@ def _add_to_cache(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_on_node(form: str) -> bool:
-    """Return True if this node's snapshot folder already has the snapshot `form` (digest of source and dtype)."""
+    """True if this node's snapshot folder has the snapshot `form` (digest of source and dtype)."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
@@ -231,7 +222,7 @@ _REPORT_INTERVAL_S = 60.0  # seconds between two reports to the seed that this p
 
 
 def share_environment_archive(agent: Agent, archive: str) -> None:
-    """Offer the archive of the carried environment to other pilots, in a thread."""
+    """Offer the archive of the carried environment to other pilots."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()

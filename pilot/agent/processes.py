@@ -1,4 +1,4 @@
-"""Starts the processes of libraries through zygotes, ends the processes, and removes their files."""
+"""Starts and ends the processes of libraries through zygotes, and removes their files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ _NO_PROCESS = (
 
 
 def prepare(agent: Agent, ordered: StartLibrary) -> None:
-    """Create a library's folder, and report facts of this node to the core."""
     number, recipe = ordered.library, ordered.recipe
     try:
         folder = agent.scratch.library(number)
@@ -108,7 +107,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
 
 
 def kill(agent: Agent, number: LibraryId) -> None:
-    """Kill the process of a library. The zygote reports when the process has ended."""
+    """Kill the process of a library. The zygote reports its end."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.kill(number)

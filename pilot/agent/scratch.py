@@ -1,7 +1,7 @@
 """The scratch folder of the pilot, and the batch system's process that started the pilot (`Parent`).
 
-If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues to run on resources that may now be part of
-another job. The kernel then gives the pilot another parent process, which `Parent` detects.
+If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues on resources that may be part of another job.
+The kernel then gives the pilot another parent process, which `Parent` detects.
 """
 
 from __future__ import annotations
@@ -29,25 +29,19 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
         raise SessionError(f"--scratch is {given}, but this variable is not set on this node; name an existing folder")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     first = Path(parent).absolute() / f"stoker-{os.getuid()}"
-    refuse_non_utf8_path(
-        first, what="the scratch folder", advice="set [pilot] scratch or STOKER_SCRATCH to another folder"
-    )
+    advice = "set [pilot] scratch (or --scratch, STOKER_SCRATCH) to another folder"
+    refuse_non_utf8_path(first, what="the scratch folder", advice=advice)
     try:
         base = create_private_folder(first)
     except OSError as error:
-        raise SessionError(
-            f"no scratch folder could be created at {first}: {error}; set [pilot] scratch (or --scratch) to"
-            " another folder"
-        ) from error
+        raise SessionError(f"no scratch folder could be created at {first}: {error}; {advice}") from error
     if base is None:
-        raise SessionError(f"{first} belongs to another user; set [pilot] scratch (or --scratch) to your own folder")
+        raise SessionError(f"{first} belongs to another user; {advice}")
     return base
 
 
 class Scratch:
-    """The folder of one pilot. The pilot locks its folder while it runs, so that other pilots recognize folders of dead
-    pilots.
-    """
+    """The folder of one pilot, locked while the pilot runs."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
         with (base / _LOCK).open("ab") as turn:  # no other pilot may remove folders until the new one is locked
@@ -63,7 +57,7 @@ class Scratch:
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """Return how the folder was damaged; empty if the folder is intact."""
+        """Return how the folder was damaged, or ""."""
         try:
             same = _identity(self.path) == self._folder_identity
         except OSError as error:
@@ -113,7 +107,7 @@ _INIT = 1
 
 
 class Parent:
-    """The process that started the pilot. `watched`: True in a batch job, which ends with this process."""
+    """The process that started the pilot. `watched`: True in a batch job, which ends with it."""
 
     def __init__(self, *, watched: bool) -> None:
         self.pid = os.getppid()
@@ -121,7 +115,7 @@ class Parent:
         self._name = _name_of(self.pid) if self._watched else ""
 
     def fault(self) -> str:
-        """Return how the parent process ended; empty while it runs or is not watched."""
+        """Return how the parent ended, or "" while it runs or is not watched."""
         if not self._watched or os.getppid() == self.pid:
             return ""
         return f"its parent, {self._name} (process {self.pid}), has ended, and with it its batch job"

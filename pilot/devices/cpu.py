@@ -75,8 +75,8 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the cores that this process may use, at least one. Unless the batch system binds jobs to cores, jobs choose
-    different cores of a node by slot number (HTCondor) or job id (Slurm).
+    """Return the cores that this process may use, at least one. Unless the batch system binds jobs to cores, the slot
+    number (HTCondor) or job id (Slurm) selects them.
     """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_cgroup_cpu_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
