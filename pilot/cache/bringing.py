@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, Object
 from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import FetchSettings, ObjectFetch
+from stoker.pilot.transfer.fetch import ObjectFetch
 from stoker.units import show_bytes
 
 # ---- bringing
@@ -39,29 +38,14 @@ class Bringing:
     ) -> None:
         self._cache = cache
         self._ref = ref
-        self._key = key
-        self._lost = lost
-        self._on_begin = begun
-        self._lock = threading.Lock()
-        self._fetch: ObjectFetch | None = None
-        self._offer: tuple[tuple[ObjectSource, ...], bytes] = ((), b"")
-        self._stopped = False
+        self._fetch = ObjectFetch(ref.name, key=key, manifest_at=self._manifest_at, lost=lost, begun=begun)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        with self._lock:
-            known = self._offer[1]
-            self._offer = tuple(sources), manifest if proves(self._ref.name, manifest) else known
-            fetch, offer = self._fetch, self._offer
-        if fetch is not None:
-            fetch.offer(offer[0], manifest=offer[1])
+        self._fetch.offer(sources, manifest=manifest if proves(self._ref.name, manifest) else b"")
 
     def stop(self) -> None:
         """Stop the fetch. `run` then raises CacheError."""
-        with self._lock:
-            self._stopped = True
-            fetch = self._fetch
-        if fetch is not None:
-            fetch.stop()
+        self._fetch.stop()
 
     def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, FetchOutcome]:
         """Fetch the object. Raises DiskError if disk space is missing, CacheError without a source or after `stop`."""
@@ -74,7 +58,7 @@ class Bringing:
                 look = self._link_or_clone_source(draft)
                 if look:
                     with suppress(ChangedError):
-                        return self._cache.enter(self._ref, draft, manifest=self._offer[1], look=look), _NOTHING
+                        return self._cache.enter(self._ref, draft, manifest=self._fetch.manifest, look=look), _NOTHING
                 self._cache.make_disk_room(self._ref, draft)
                 return self._fetch_into_cache(draft, alone_s)
         except OSError as error:
@@ -89,48 +73,28 @@ class Bringing:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
     def _link_or_clone_source(self, draft: Path) -> str:
-        with self._lock:
-            paths = [source.path for source in self._offer[0] if source.path]
-        for path in map(Path, paths):
+        for path in [Path(source.path) for source in self._fetch.sources if source.path]:
             if look := disk.link(path, draft, self._ref):
                 return look
             disk.share(path, draft)
         return ""
 
     def _fetch_into_cache(self, draft: Path, alone_s: float) -> tuple[Pin, FetchOutcome]:
-        def manifest_at(path: str) -> bytes:
-            return manifest_of(ObjectRef(self._ref.name, self._ref.size_bytes, path))
-
-        copies: list[ObjectCopy] = []
-
-        def begun(copy: ObjectCopy) -> None:
-            copies.append(copy)
-            self._on_begin(copy)
-
-        with self._lock:
-            if self._stopped:
-                raise wire.PeerError(f"the fetch of {self._ref.name} was stopped")
-            fetch = self._fetch = ObjectFetch(
-                self._ref.name,
-                draft,
-                means=FetchSettings(key=self._key, manifest_at=manifest_at),
-                lost=self._lost,
-                begun=begun,
-            )
-            offer = self._offer
-        fetch.offer(offer[0], manifest=offer[1])
         try:
-            outcome = fetch.run(alone_s=alone_s)
+            outcome = self._fetch.run(draft, alone_s=alone_s)
         except (OSError, wire.PeerError) as error:
-            if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
-                for copy in copies:
+            copy = self._fetch.copy
+            if isinstance(error, OSError) or copy is None or not copy.arrivals:
+                if copy is not None:
                     copy.give_up()
                 disk.delete_tree(draft)  # after a failed write, this frees disk space
             raise
         finally:
-            with self._lock:
-                self._fetch = None  # the fetch keeps files open, which would occupy disk space after an eviction
-        return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome
+            self._fetch.release()  # open files would occupy disk space after an eviction
+        return self._cache.enter(self._ref, draft, manifest=self._fetch.manifest), outcome
+
+    def _manifest_at(self, path: str) -> bytes:
+        return manifest_of(ObjectRef(self._ref.name, self._ref.size_bytes, path))
 
 
 # ---- serving
@@ -139,7 +103,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 class ServedCache:
-    """Serves the objects of a cache to a transfer server (`ServedObjects`). Thread-safe."""
+    """Serves the objects of a cache to a transfer server. Thread-safe."""
 
     def __init__(self, cache: ObjectCache) -> None:
         self._cache = cache
@@ -153,7 +117,6 @@ class ServedCache:
         self._coming[copy.name] = copy
 
     def settled(self, name: str) -> None:
-        """Record that the fetch of an object has ended."""
         self._coming.pop(name, None)
 
     def expects(self, name: str) -> bool:
@@ -161,7 +124,7 @@ class ServedCache:
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield a cached object, pinned, or a partial object with the pieces that have arrived."""
+        """Yield a cached object, pinned, or a partial object."""
         growing = self._coming.get(name)
         if growing is not None:
             yield growing

@@ -1,13 +1,12 @@
 """The copy of an object on disk, the choice of the next pieces, and the shared state of one fetch.
 
 A new copy contains all folders, links and files, with holes for missing pieces. Another process can continue an
-incomplete copy, because `keep_correct_pieces` keeps the pieces that are correct.
+incomplete copy.
 
 As in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003), a fetch requests the rarest piece first and
 breaks ties at random. Unlike BitTorrent, a fetch requests a piece from the pilot that reads the original object only if
 no other source has or will soon have the piece. Near the end of a fetch, a delayed piece is also requested from a
 second source. The next piece is chosen from a sample of the pieces, so the choice takes no longer for large objects.
-`Picker` does no I/O.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from stoker.contexts.manifest import (
     pieces,
     read_manifest,
 )
+from stoker.pilot.transfer.wire import WireLimits
 
 # ---- copy
 
@@ -44,7 +44,7 @@ class ObjectCopy:
     """A copy of an object at one path. Thread-safe. `arrivals`: indices of the present pieces, in order of arrival."""
 
     def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
-        """`data`: the manifest. Raises ValueError for an invalid manifest, OSError for an unusable path."""
+        """Raises ValueError for an invalid manifest `data`, OSError for an unusable path."""
         self.name = name
         self.data = data
         self.manifest = read_manifest(name, data)
@@ -67,7 +67,7 @@ class ObjectCopy:
         return len(self.arrivals) == len(self.pieces)
 
     def keep_correct_pieces(self) -> int:
-        """Keep correct pieces of an earlier attempt; return the number of bytes kept. Raises OSError."""
+        """Keep correct pieces of an earlier attempt; return their bytes. Raises OSError."""
         kept = 0
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
@@ -80,13 +80,13 @@ class ObjectCopy:
         return kept
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Write a piece to disk. Return False if the bytes of the piece are wrong. Raises OSError."""
+        """Write a piece. Return False if its bytes are wrong. Raises OSError."""
         piece = self.pieces[index]
         if not is_piece_intact(piece, data):
             return False
         offset = 0
         for part in piece:
-            with self._open(part.entry, os.O_WRONLY) as file:
+            with self.file_of(part, os.O_WRONLY) as file:
                 _write(file, data[offset : offset + part.size_bytes], part.offset)
             offset += part.size_bytes
         self._arrive(index)
@@ -95,17 +95,11 @@ class ObjectCopy:
     def read(self, index: int, into: memoryview) -> bool:
         offset = 0
         for part in self.pieces[index]:
-            with self._open(part.entry, os.O_RDONLY) as file:
+            with self.file_of(part) as file:
                 if not _read(file, into[offset : offset + part.size_bytes], part.offset):
                     return False
             offset += part.size_bytes
         return True
-
-    @contextmanager
-    def file_of(self, part: Slice) -> Iterator[int]:
-        """Yield a file descriptor of a part, for `sendfile`. Raises OSError."""
-        with self._open(part.entry, os.O_RDONLY) as file:
-            yield file
 
     def give_up(self) -> None:
         """Free the disk space of the copy, even if other processes have the copy open."""
@@ -123,11 +117,12 @@ class ObjectCopy:
                 self.changed.notify_all()
 
     @contextmanager
-    def _open(self, entry: int, how: int) -> Iterator[int]:
+    def file_of(self, part: Slice, how: int = os.O_RDONLY) -> Iterator[int]:
+        """Yield a descriptor of the file of a part. Raises OSError."""
         if not self._folder:
             yield self._root
             return
-        name = self.manifest.entries[entry].name
+        name = self.manifest.entries[part.entry].name
         file = os.open(name, how | os.O_CLOEXEC, dir_fd=self._root)
         try:
             yield file
@@ -135,7 +130,7 @@ class ObjectCopy:
             os.close(file)
 
     def _is_hole(self, part: Slice) -> bool:
-        with self._open(part.entry, os.O_RDONLY) as file:
+        with self.file_of(part) as file:
             try:
                 return os.lseek(file, part.offset, os.SEEK_DATA) >= part.offset + part.size_bytes
             except OSError as error:
@@ -190,9 +185,8 @@ S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
-"""Near the end of a fetch, a piece that has not arrived after `AGAIN_S` seconds is requested from a second source.
-
-For slow transfers, the delay is `AGAIN` times the recent seconds per piece.
+"""Near the end of a fetch, a piece that has not arrived after `AGAIN_S` seconds, or after `AGAIN` times the recent
+seconds per piece, is requested from a second source.
 """
 SPARED_S = 5.0  # seconds without a new piece after which pieces that peers have are also requested from the origin
 
@@ -252,7 +246,7 @@ class Picker(Generic[S]):
                 offer.pieces.remove(index)
 
     def gone(self, source: S) -> None:
-        """Remove a source, so that its pieces can be requested from other sources."""
+        """Remove a source. Its pieces can then be requested from other sources."""
         offer = self._offers.pop(source, None)
         if offer is None:
             return
@@ -290,7 +284,7 @@ class Picker(Generic[S]):
         return found
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """Return the rarest unrequested piece of a sample, or of all pieces if the sample has none to request."""
+        """Return the rarest unrequested piece of a sample, or of all pieces if the sample has none."""
         spared = offer.origin and now - self._last_arrival_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
@@ -339,7 +333,7 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: an `address` or a `path`. `origin`: True if the source is the original or reads it."""
+    """An `address` or a `path` of an object. `origin`: True if the source is the original or reads it."""
 
     address: str = ""
     path: str = ""
@@ -352,7 +346,7 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Bytes that a fetch got from the origin, from peers and from an earlier attempt, and its duration in seconds."""
+    """Bytes that a fetch got from the origin, from peers and from an earlier attempt, and its duration."""
 
     origin_bytes: int
     peer_bytes: int
@@ -367,9 +361,17 @@ class WrongBytesError(Exception):
 class FetchState:
     """The state of one fetch, thread-safe. `begun` receives the partial copy, which the pilot serves to peers."""
 
-    def __init__(self, name: str, root: Path, *, begun: Callable[[ObjectCopy], None]) -> None:
-        self.name = name
-        self._root = root
+    def __init__(
+        self,
+        name: str,
+        *,
+        key: bytes,
+        limits: WireLimits,
+        manifest_at: Callable[[str], bytes] | None,
+        begun: Callable[[ObjectCopy], None],
+    ) -> None:
+        self.name, self.key, self.limits, self.manifest_at = name, key, limits, manifest_at
+        self.root: Path | None = None
         self._chance = random.Random()
         self._on_begin = begun
         self._changed = threading.Condition()
@@ -377,18 +379,23 @@ class FetchState:
         self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
         self._from_origin = self._from_peers = self._kept = 0
         self._started_at = self.moved_at = time.monotonic()
-        self.told = b""  # the manifest, if the manager has sent it
+        self.told = b""  # the manifest, once known
         self.copy: ObjectCopy | None = None
         self.over = False
         self.failure: Exception | None = None
+
+    def begin(self, root: Path) -> None:
+        self.root = root
+        self._started_at = self.moved_at = time.monotonic()
 
     def create_object_copy(self, manifest: bytes) -> ObjectCopy:
         """Create the copy from its manifest. Raises WrongBytesError, OSError."""
         with self._making:
             if self.copy is not None:
                 return self.copy
+            assert self.root is not None
             try:
-                copy = ObjectCopy(self._root, self.name, manifest, whole=False)
+                copy = ObjectCopy(self.root, self.name, manifest, whole=False)
                 kept = copy.keep_correct_pieces()
             except ValueError as error:
                 raise WrongBytesError(str(error)) from error
@@ -400,7 +407,7 @@ class FetchState:
                 for index in copy.arrivals:
                     self._picker.arrived(index, time.monotonic())
                 self._kept = kept
-                self.copy = copy
+                self.copy, self.told = copy, manifest
         self._on_begin(copy)
         if copy.complete:
             self.end(None)
@@ -415,7 +422,7 @@ class FetchState:
             self._picker.has(source, has)
 
     def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
-        """Record pieces that a source has received, or a piece that the source `lacks`."""
+        """Record pieces that a source has received, or a piece that it `lacks`."""
         with self._changed:
             if lacks is not None:
                 self._picker.mark_piece_unavailable(source, lacks)

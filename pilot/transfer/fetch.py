@@ -1,7 +1,6 @@
 """Fetches one object from several sources concurrently, and sends results to the seed.
 
-One thread reads each source: another pilot, the session's seed, or a path. The fetch verifies each piece. A source that
-sent a wrong piece is not used again.
+One thread reads each source: another pilot, the session's seed, or a path. A source of a wrong piece is not used again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +33,14 @@ _BUSY_RETRY_S = 0.3
 _IDLE_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSettings:
-    key: bytes
-    limits: wire.WireLimits = wire.LIMITS
-    manifest_at: Callable[[str], bytes] | None = None
-
-
 class SourceReader:
     """Reads pieces from one source. `ended` receives the reason (empty if complete), and True if bytes were wrong."""
 
     def __init__(
-        self,
-        source: ObjectSource,
-        board: FetchState,
-        *,
-        means: FetchSettings,
-        ended: Callable[[SourceReader, str, bool], None],
+        self, source: ObjectSource, board: FetchState, *, ended: Callable[[SourceReader, str, bool], None]
     ) -> None:
         self.source = source
         self._board = board
-        self._means = means
         self._ended = ended
         self._channel: wire.Channel | None = None
         self._lock = threading.Lock()
@@ -87,11 +72,9 @@ class SourceReader:
                         self._read_path()
                     else:
                         self._read_peer()
-                except wire.PeerError as error:
-                    why = str(error)
+                except wire.PeerError:
                     if self._useful == useful:  # after a useful connection, connect again
-                        break
-                    why = ""
+                        raise
         except WrongBytesError as error:
             why, wrong = _FILE_CHANGED if self.source.path else str(error), True
         except (OSError, ValueError, StokerError) as error:
@@ -102,7 +85,7 @@ class SourceReader:
         self._ended(self, self._why if self._stopped else why, wrong)
 
     def _read_peer(self) -> None:
-        channel = wire.connect(self.source.address, key=self._means.key, limits=self._means.limits)
+        channel = wire.connect(self.source.address, key=self._board.key, limits=self._board.limits)
         with self._lock:
             self._channel = channel
             if self._stopped:
@@ -185,10 +168,10 @@ class SourceReader:
         board = self._board
         copy = board.copy
         if copy is None:
-            make = self._means.manifest_at
-            if not board.told and make is None:
+            if not board.told and board.manifest_at is None:
                 raise wire.PeerError("its manifest is unknown")
-            copy = board.create_object_copy(board.told or (make(self.source.path) if make else b""))
+            manifest = board.told or (board.manifest_at(self.source.path) if board.manifest_at else b"")
+            copy = board.create_object_copy(manifest)
         original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
         board.join(self.source, range(len(copy.pieces)))
         buffer = memoryview(bytearray(PART_BYTES))
@@ -230,51 +213,70 @@ _REASONS = 4  # maximum number of reasons that the error message lists
 
 
 class ObjectFetch:
-    """Fetches one object to the path `root`, which may contain parts of an earlier attempt."""
+    """Fetches one object from the sources of the last `offer`."""
 
     def __init__(
         self,
         name: str,
-        root: Path,
         *,
-        means: FetchSettings,
+        key: bytes,
+        limits: wire.WireLimits = wire.LIMITS,
+        manifest_at: Callable[[str], bytes] | None = None,
         lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
         begun: Callable[[ObjectCopy], None] = lambda _copy: None,
     ) -> None:
-        self._means = means
+        self.sources: list[ObjectSource] = []
         self._lost = lost
-        self._board = FetchState(name, root, begun=begun)
+        self._board = FetchState(name, key=key, limits=limits, manifest_at=manifest_at, begun=begun)
         self._lock = threading.Lock()
         self._workers: dict[ObjectSource, SourceReader] = {}
         self._wrong: set[ObjectSource] = set()
         self._telling = 0
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
+    @property
+    def copy(self) -> ObjectCopy | None:
+        return self._board.copy
+
+    @property
+    def manifest(self) -> bytes:
+        return self._board.told
+
+    def release(self) -> None:
+        """Close the files of the copy."""
+        self._board.copy = None
+
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
         self._board.told = manifest or self._board.told
-        offered = set(sources)
+        self.sources = list(sources)
+        if self._board.root is not None:
+            self._update_workers()
+
+    def _update_workers(self) -> None:
         with self._lock:
+            offered = set(self.sources)
             old = [self._workers.pop(source) for source in list(self._workers) if source not in offered]
             fresh = [one for one in offered - self._wrong if one not in self._workers and not self._board.over]
-            for source in fresh:
-                self._workers[source] = SourceReader(source, self._board, means=self._means, ended=self._ended)
-            starting = [self._workers[source] for source in fresh]
+            starting = {source: SourceReader(source, self._board, ended=self._ended) for source in fresh}
+            self._workers |= starting
             refused = offered & self._wrong
         for worker in old:
             worker.stop()
-        for worker in starting:
+        for worker in starting.values():
             worker.start()
         for source in refused:
             self._lost(source, "it served wrong bytes before")
 
-    def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
-        """Wait until the object is complete. Raises OSError, PeerError."""
+    def run(self, root: Path, *, alone_s: float = float("inf")) -> FetchOutcome:
+        """Fetch the object to `root`, which may contain parts of an earlier attempt. Raises OSError, PeerError."""
         board, alone_at = self._board, time.monotonic()
-        if board.told:  # check parts of an earlier attempt before the sources answer
+        board.begin(root)
+        if board.told and not board.over:  # check parts of an earlier attempt before the sources answer
             try:
                 board.create_object_copy(board.told)
             except (OSError, WrongBytesError) as error:
                 board.end(error)
+        self._update_workers()
         try:
             while not board.over:
                 board.wait(_POLL_S)
@@ -302,7 +304,7 @@ class ObjectFetch:
         return self._board.outcome()
 
     def stop(self) -> None:
-        """Stop the fetch unless it has ended. Its parts remain for another attempt."""
+        """Stop the fetch. Its parts remain for another attempt."""
         self._board.end(PeerError(f"the fetch of {self._board.name} was stopped"))
         with self._lock:
             workers, self._workers = list(self._workers.values()), {}
@@ -312,12 +314,11 @@ class ObjectFetch:
     def _ended(self, worker: SourceReader, why: str, wrong: bool) -> None:
         with self._lock:
             known = self._workers.get(worker.source) is worker and not self._board.over
-            if known:
-                del self._workers[worker.source]
             if wrong:
                 self._wrong.add(worker.source)
-            self._telling += known
             if known:
+                del self._workers[worker.source]
+                self._telling += 1
                 self._reasons.append(f"{worker.source}: {why}")
         if known:
             log.warning("%s from %s: %s", self._board.name, worker.source, why)
@@ -342,26 +343,22 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
         raise ValueError(f"{file} contains no transfer key: {error}") from error
 
 
-def get(
-    name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
-) -> FetchOutcome:
+def get(name: str, target: Path, *, addresses: Iterable[str], key: bytes) -> FetchOutcome:
     """Fetch an object to `target`, completely or not at all."""
     draft = target.with_name(f".{target.name}.draft")
-    fetch = ObjectFetch(name, draft, means=FetchSettings(key=key, limits=limits))
+    fetch = ObjectFetch(name, key=key)
     fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
-    outcome = fetch.run(alone_s=0.0)
+    outcome = fetch.run(draft, alone_s=0.0)
     os.replace(draft, target)
     return outcome
 
 
-def put(
-    name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
-) -> str:
+def put(name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes) -> str:
     """Send a result to the seed, and return its path at the seed. Raises PeerError."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part)
-    channel = wire.connect(address, key=key, limits=limits)
+    channel = wire.connect(address, key=key)
     try:
         size = sum(len(part) for part in parts)
         channel.send({"op": "put", "name": name, "size": size, "sha256": whole.hexdigest()})

@@ -1,9 +1,8 @@
 """Lets starting pilots find each other at the session's seed before they connect to the manager.
 
 Every few seconds, a pilot that starts on a bare node reports its wanted object and its pieces to the seed. The seed
-answers with a few other pilots that have missing pieces, and names each pilot to few others. While several pilots take
-part, the seed sends each piece once (`server`). The seed sends a piece again only if no pilot reports the piece, or if
-the pilots with the piece do not serve the requesting pilot.
+answers with a few other pilots that have missing pieces. While several pilots take part, the seed sends each piece once
+(`server`), and again only if no pilot reports it, or if the pilots with the piece do not serve the requesting pilot.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.pilot.transfer import wire
@@ -21,7 +21,7 @@ SOURCES = MOST - 1  # number of source pilots in each answer of the seed
 TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
 FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
 UNHEARD_S, HELD_S = 4.0, 15.0
-"""Seconds before the seed sends a piece again if no pilot has reported the piece, and if a pilot has reported it."""
+"""Seconds before the seed sends a piece again that no pilot, or a pilot, has reported."""
 _CHECK_S = 0.5
 _MOST = 20_000
 _ALL_PIECES = -1  # every bit set: all pieces
@@ -75,16 +75,14 @@ class SeedMeetings:
             return HELD_S if meeting.held_until.get(index, 0.0) > now else UNHEARD_S
 
 
+@dataclass(slots=True)
 class _PilotReport:
-    __slots__ = ("alone", "have", "lost", "named", "sources", "until")
-
-    def __init__(self) -> None:
-        self.alone = False
-        self.have = 0  # the pilot's pieces, one bit per piece
-        self.until = 0.0
-        self.named = 0
-        self.sources: dict[str, None] = {}
-        self.lost: set[str] = set()
+    alone: bool = False
+    have: int = 0  # the pilot's pieces, one bit per piece
+    until: float = 0.0
+    named: int = 0
+    sources: dict[str, None] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
 
 
 class _Meeting:
@@ -133,11 +131,9 @@ class _Meeting:
             self.here[address].named -= 1
 
 
-def meet(
-    name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
-) -> list[str]:
+def meet(name: str, address: str, *, seed: str, key: bytes, **more: Any) -> list[str]:
     """Report this pilot's pieces to the seed, and return the addresses of other pilots. Raises PeerError."""
-    channel = wire.connect(seed, key=key, limits=limits)
+    channel = wire.connect(seed, key=key)
     try:
         more["have"] = more.get("have", b"").hex()
         channel.send({"op": "meet", "object": name, "address": address, **more})

@@ -1,8 +1,8 @@
 """Serves objects to peers: complete objects, and the present pieces of partial objects.
 
 One thread serves one connection, up to a limit. Further peers receive the answer `busy`. A piece is sent to one peer at
-a time. The reader of an object's origin sends each piece once, and again only if a peer still requests the piece later,
-as in BitTorrent's super-seeding.
+a time. The reader of an object's origin sends each piece once, and again only if a peer still requests it later, as in
+BitTorrent's super-seeding.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stoker.connections import UnprovenPlaces, join_address
@@ -25,10 +26,10 @@ from stoker.pilot.transfer.board import ObjectCopy
 
 _SLOW_PEER_S = 3.0  # seconds after which another peer may get a piece that one peer receives slowly
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
-"""Seconds before a reader of the origin sends a piece again: a constant, plus a multiple of the seconds per piece."""
+"""A reader of the origin sends a piece again after 1 s, plus 8 times the seconds per piece."""
 _POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
-"""A function that returns how many seconds a host should wait. Arguments: object name, piece index, host address."""
+"""Returns how many seconds a host should wait. Arguments: object name, piece index, host address."""
 _REMEMBERED = 256
 
 
@@ -41,7 +42,7 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Record that a piece is being sent. Return False if no further peer may receive the piece now."""
+        """Record that a piece is being sent. Return False if no further peer may receive it now."""
         with self._lock:
             object, sent, wait_s = self._piece_sending_state(copy, index, host)
             if wait_s > 0:
@@ -75,14 +76,19 @@ class Sending:
         return object, sent, object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
 
 
-class _Object:
-    __slots__ = ("given", "pieces", "took_s", "under_way")
+@dataclass(slots=True)
+class _Sent:
+    since: float | None = None
+    before: bool = False
+    asked_at: float | None = None
 
-    def __init__(self) -> None:
-        self.pieces: dict[int, _Sent] = {}
-        self.given = 0  # number of pieces that were sent at least once
-        self.under_way = 0
-        self.took_s = 0.0
+
+@dataclass(slots=True)
+class _Object:
+    pieces: dict[int, _Sent] = field(default_factory=dict)
+    given: int = 0  # number of pieces that were sent at least once
+    under_way: int = 0
+    took_s: float = 0.0
 
     def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
         if sent.since is not None:
@@ -94,15 +100,6 @@ class _Object:
         sent.asked_at = sent.asked_at or now
         due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
         return now if due <= now else min(due, now + _POLL_S)
-
-
-class _Sent:
-    __slots__ = ("asked_at", "before", "since")
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        self.before = False
-        self.asked_at: float | None = None
 
 
 # ---- the server
@@ -118,10 +115,10 @@ _MOST_ANNOUNCED_PIECES = 4000
 
 class ServedObjects(Protocol):
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """Yield a copy of an object, or None if it is absent. The copy is not evicted during the `with` block."""
+        """Yield a copy of an object, or None. It is not evicted during the `with` block."""
 
     def expects(self, name: str) -> bool:
-        """Return True if the object is absent but the pilot is fetching it."""
+        """True if the object is absent but being fetched."""
 
 
 class ObjectServer:
@@ -147,7 +144,7 @@ class ObjectServer:
         self.lock = threading.Lock()
         self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_MOST_UNPROVEN)
         self._lines = SeldomLog(log)
-        self._serving = 0
+        self.serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
         self.sending = Sending(spares=spares)
@@ -158,16 +155,10 @@ class ObjectServer:
         self.address = join_address(bound[0], bound[1])
         threading.Thread(target=self._accept, name="transfer-accept", daemon=True).start()
 
-    @property
-    def serving(self) -> int:
-        return self._serving
-
     def close(self) -> None:
         self._closed.set()
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()
         with self.lock:
             channels = list(self._open)
@@ -234,9 +225,8 @@ class ObjectServer:
             if what == "open":
                 request = self._opened(channel, request, host)
                 continue
-            answer = self._more.get(what)
-            if answer is not None:
-                answer(channel, request)
+            if what in self._more:
+                self._more[what](channel, request)
             else:
                 channel.send({"error": "unknown"})
             request = channel.receive()
@@ -261,13 +251,13 @@ class ObjectServer:
     @contextmanager
     def _slot(self) -> Iterator[bool]:
         with self.lock:
-            free = self._serving < self._most
-            self._serving += free
+            free = self.serving < self._most
+            self.serving += free
         try:
             yield free
         finally:
             with self.lock:
-                self._serving -= free
+                self.serving -= free
 
 
 class _PeerService:
@@ -320,7 +310,7 @@ class _PeerService:
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_announce(self) -> list[int]:
-        """Return indices of new pieces for this peer, and of one delayed piece that may be sent now."""
+        """Return new pieces for this peer, and a delayed piece that may be sent now."""
         told = list(self._copy.arrivals[self._announced : self._announced + _MOST_ANNOUNCED_PIECES])
         self._announced += len(told)
         for index in self._later:
@@ -341,9 +331,8 @@ class _PeerService:
             channel.send({"error": "later", "index": index, "have": self._pieces_to_announce()})
         else:
             try:
-                channel.send_header(
-                    {"index": index, "have": self._pieces_to_announce()}, piece_size_bytes(copy.pieces[index])
-                )
+                header = {"index": index, "have": self._pieces_to_announce()}
+                channel.send_header(header, piece_size_bytes(copy.pieces[index]))
                 self._send_piece(copy.pieces[index])
             finally:
                 sending.end(copy, index)
@@ -360,7 +349,7 @@ class _PeerService:
 
 
 def pack_piece_bits(indices: Iterable[int], count: int) -> bytes:
-    """Return one bit for each of `count` pieces, set for the pieces in `indices`."""
+    """Return `count` bits, set for the pieces in `indices`."""
     bits = bytearray(-(-count // 8))
     for index in indices:
         bits[index >> 3] |= 1 << (index & 7)
@@ -369,11 +358,7 @@ def pack_piece_bits(indices: Iterable[int], count: int) -> bytes:
 
 def _listen(host: str, ports: tuple[int, int]) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    first, last = ports
-    for port in range(first, last + 1):
-        try:
+    for port in range(ports[0], ports[1]):
+        with suppress(OSError):
             return socket.create_server((host, port), family=family, backlog=128)
-        except OSError:
-            if port == last:
-                raise
-    raise OSError(f"no port between {first} and {last}")
+    return socket.create_server((host, ports[1]), family=family, backlog=128)
