@@ -109,17 +109,10 @@ class ContinuousEngine:
     chosen = "every call joins one batch"
 
     def __init__(
-        self,
-        decoder: LeanDecoder,
-        texts: ModelTexts,
-        *,
-        prefixes: PrefixCache[Layers],
-        limits: BatchLimits,
-        cache_bytes: int,
-        took: TookStep | None = None,
-        graphs: DecodeGraphs | None = None,
+        self, decoder: LeanDecoder, texts: ModelTexts, *, prefixes: PrefixCache[Layers], limits: BatchLimits,
+        cache_bytes: int, took: TookStep | None = None, graphs: DecodeGraphs | None = None,
         adapters: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._decoder = decoder
         shapes = decoder.shapes()
         self._bank = AdapterBank(shapes, [layer.device for layer in decoder.layers])

@@ -112,20 +112,6 @@ GREEDY, DRAWS, NUCLEUS = "greedy", "draws", "nucleus"
 _GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
 
 
-class RowBuffers:
-    """Inputs and outputs of captured steps, with one element per row.
-
-    `draws`: temperature (0 = greedy), `top_p`, random number. `written`: new token, or -1 if no token could be drawn.
-    """
-
-    def __init__(self, most: int, device: torch.device) -> None:
-        self.tokens, self.positions, self.order, self.written = torch.zeros(
-            (4, most), dtype=torch.int64, device=device
-        ).unbind()
-        self.draws = torch.zeros((3, most), dtype=torch.float64, device=device)
-        self.held_bytes = (4 + 3) * 8 * most
-
-
 class RowInput(NamedTuple):
     token: int
     position: int
@@ -160,11 +146,6 @@ class LaunchedStep(NamedTuple):
     tokens: Callable[[], list[int]]
 
 
-class _Graph(NamedTuple):
-    replay: Replay
-    versions: list[tuple[RowArray, int]]
-
-
 class DecodeGraphs:
     """The captured steps of one decoder, for at most `rows` requests."""
 
@@ -173,15 +154,20 @@ class DecodeGraphs:
         self._backend = backend
         self._uses_before = USES_BEFORE_CAPTURE
         self._most = 2 * rows  # the row count of each array is rounded up to a power of two
-        self._buffers = RowBuffers(self._most, decoder.device)
-        self._graphs: dict[tuple[object, ...], _Graph] = {}
+        # Inputs and outputs of captured steps, one element per row. `written`: new token, or -1 if none could be drawn.
+        zeros = torch.zeros((4, self._most), dtype=torch.int64, device=decoder.device)
+        self._tokens, self._positions, self._order, self._written = zeros.unbind()
+        self._draws = torch.zeros((3, self._most), dtype=torch.float64, device=decoder.device)
+        """Temperature (0 = greedy), `top_p`, and random number."""
+        self._buffer_bytes = int(zeros.nbytes + self._draws.nbytes)
+        self._graphs: dict[tuple[object, ...], tuple[Replay, list[tuple[RowArray, int]]]] = {}
         self._uses: dict[tuple[object, ...], int] = {}
         self.limit_bytes = 0
         self.failed = False
 
     @property
     def held_bytes(self) -> int:
-        return self._backend.held_bytes + self._buffers.held_bytes
+        return self._backend.held_bytes + self._buffer_bytes
 
     def capturable_step_shape(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
         """Return the shape of a step over all rows; None if the step must run eagerly."""
@@ -193,8 +179,7 @@ class DecodeGraphs:
         return shape if len(shape.requests) <= self._most else None
 
     def captured(self, shape: StepShape) -> bool:
-        graph = self._graphs.get(shape.key)
-        return graph is not None and graph.versions == shape.versions
+        return shape.key in self._graphs and self._graphs[shape.key][1] == shape.versions
 
     def due(self, shape: StepShape) -> bool:
         """Count a use of the shape. Return True if it has a graph, or should get one."""
@@ -212,14 +197,14 @@ class DecodeGraphs:
         """
         if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
             return None
-        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end: most recently used
+        replay, _ = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move it to the end: most recently used
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
             self._place(shape, inputs, after=after)
         if shape.draws != GREEDY:
             numbers = [0.0 if id is None else inputs(id).draw.number() for id in shape.requests]
-            self._upload(numbers, self._buffers.draws[2])
-        graph.replay()
-        return LaunchedStep(shape, self._backend.download(self._buffers.written[: len(shape.requests)]))
+            self._upload(numbers, self._draws[2])
+        replay()
+        return LaunchedStep(shape, self._backend.download(self._written[: len(shape.requests)]))
 
     def drop(self) -> None:
         self._backend.wait()
@@ -242,9 +227,9 @@ class DecodeGraphs:
 
     def _capture_decode_graph(self, shape: StepShape, inputs: Callable[[int], RowInput]) -> bool:
         self._graphs = {
-            key: graph
-            for key, graph in self._graphs.items()
-            if key != shape.key and all(array.version == version for array, version in graph.versions)
+            key: (replay, versions)
+            for key, (replay, versions) in self._graphs.items()
+            if key != shape.key and all(array.version == version for array, version in versions)
         }
         if len(self._graphs) == _MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
@@ -255,7 +240,7 @@ class DecodeGraphs:
             replay = self._backend.capture(partial(self._run_decode_step, shape))
         except Exception as error:  # too little memory, or an uncapturable operation
             return self._give_up(f"a capture failed ({type(error).__name__}: {error})")
-        self._graphs[shape.key] = _Graph(replay, shape.versions)
+        self._graphs[shape.key] = replay, shape.versions
         if 0 < self.limit_bytes < self.held_bytes:
             held, self._most = self.held_bytes, len(shape.requests) // 2
             self.drop()
@@ -276,8 +261,8 @@ class DecodeGraphs:
         return False
 
     def _run_decode_step(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
-        buffers, count, at = self._buffers, len(shape.requests), 0
-        tokens, positions = buffers.tokens[:count], buffers.positions[:count]
+        count, at = len(shape.requests), 0
+        tokens, positions = self._tokens[:count], self._positions[:count]
         parts, following = list[ReadPart | DecodePart](), list[torch.Tensor]()
         for array, rows in zip(shape.arrays, shape.rows, strict=True):
             here = positions[at : at + rows]
@@ -287,27 +272,27 @@ class DecodeGraphs:
         logits = self._decoder.logits(self._decoder.states(tokens, positions, parts), range(count))
         if logits_into is not None:
             logits_into.copy_(logits)
-        written = _choose_tokens(logits, buffers.draws[:, :count], shape.draws)
-        buffers.written[:count].copy_(written)
+        written = _choose_tokens(logits, self._draws[:, :count], shape.draws)
+        self._written[:count].copy_(written)
         tokens.copy_(written.clamp(min=0))
         positions.copy_(torch.cat(following))
 
     # ---- inputs
 
     def _place(self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None) -> None:
-        buffers, count = self._buffers, len(shape.requests)
         none = RowInput(0, 0, _GREEDY)
         rows = [none if id is None else inputs(id) for id in shape.requests]
         if after is None:
-            self._upload([row.token for row in rows], buffers.tokens)
+            self._upload([row.token for row in rows], self._tokens)
         else:
             before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
-            self._upload([0 if id is None else before[id] for id in shape.requests], buffers.order)
-            buffers.tokens[:count] = buffers.tokens.index_select(0, buffers.order[:count])
-        self._upload([row.position for row in rows], buffers.positions)
+            self._upload([0 if id is None else before[id] for id in shape.requests], self._order)
+            count = len(shape.requests)
+            self._tokens[:count] = self._tokens.index_select(0, self._order[:count])
+        self._upload([row.position for row in rows], self._positions)
         if shape.draws != GREEDY:
-            self._upload([row.draw.temperature for row in rows], buffers.draws[0])
-            self._upload([row.draw.top_p for row in rows], buffers.draws[1])
+            self._upload([row.draw.temperature for row in rows], self._draws[0])
+            self._upload([row.draw.top_p for row in rows], self._draws[1])
 
     def _upload(self, values: Sequence[float], into: torch.Tensor) -> None:
         self._backend.upload(torch.tensor(values, dtype=into.dtype), into[: len(values)])
@@ -339,9 +324,9 @@ class DecodeGraphs:
         for place in range(_PROBE_TOKENS, _PROBE_TOKENS + _PROBE_STEPS):
             decodes = decoder.decode_part(shape.arrays[0], [place] * 2)
             expected = decoder.forward(tokens, [place] * 2, [decodes], last=range(2)).float()
-            self._upload([draw.number() for draw in draws.values()], self._buffers.draws[2])
+            self._upload([draw.number() for draw in draws.values()], self._draws[2])
             replay()
-            tokens = self._backend.download(self._buffers.written[:2])()
+            tokens = self._backend.download(self._written[:2])()
             if not 0 <= min(tokens) <= max(tokens) < expected.shape[-1]:
                 return math.inf
             short = expected[0].max() - expected[0, tokens[0]]  # the greedy token must have (almost) the highest logit

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from math import inf
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -143,7 +144,7 @@ class EngineThread:
         self._engine: InferenceEngine | None = None
         self._turn = threading.RLock()  # the owner may use the model; the engine thread owns the lock during a step
         self._inbox: deque[Generation | int] = deque()
-        self._jobs: deque[tuple[Callable[[], Any], CallStop, SimpleQueue[Any]]] = deque()
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
@@ -200,33 +201,30 @@ class EngineThread:
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model between two steps, and return its result.
-
-        Raises Evicted if the call must stop. A function that has already started still finishes.
+        """Run a function that reads the model between two steps, and return its result. Raises Evicted if the call must
+        stop before the function has started.
         """
         self._check_not_forked()
         stop = ambient.current_call_stop()
         stop.check()
         if self._holder == threading.get_ident():  # the engine thread is waiting for this thread
             return function()
-        done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+        job: Future[T] = Future()
 
-        def wake() -> None:
-            done.put((None, None))
+        def cancel() -> None:
+            job.cancel()
 
         with self._work:
             self._check_open()
-            self._jobs.append((function, stop, done))
+            self._jobs.append((job, function))
             self._work.notify()
-        stop.wakes(wake)
+        stop.wakes(cancel)
         try:
-            found, error = done.get()
+            return job.result()
+        except CancelledError:
+            raise Evicted from None
         finally:
-            stop.forget(wake)
-        stop.check()
-        if error is not None:
-            raise error
-        return found  # type: ignore[return-value]
+            stop.forget(cancel)
 
     def sleep(self) -> None:
         """Put the engine to sleep. Until `wake`, it takes no device turns. Raises RuntimeError while requests run."""
@@ -311,8 +309,9 @@ class EngineThread:
             for each in (*self._open.values(), *self._inbox):
                 if not isinstance(each, int):
                     each.fail(error)
-            for _, _, done in self._jobs:
-                done.put((None, error))
+            for job, _ in self._jobs:
+                if job.set_running_or_notify_cancel():
+                    job.set_exception(error)
             self._open.clear()
             try:
                 if self._device_turns is not None:
@@ -408,12 +407,12 @@ class EngineThread:
             asked.end(token)
 
 
-def _run_job(function: Callable[[], Any], stop: CallStop, done: SimpleQueue[Any]) -> None:
-    try:
-        stop.check()
-        done.put((function(), None))
-    except BaseException as error:
-        done.put((None, error))
+def _run_job(job: Future[Any], function: Callable[[], Any]) -> None:
+    if job.set_running_or_notify_cancel():
+        try:
+            job.set_result(function())
+        except BaseException as error:
+            job.set_exception(error)
 
 
 def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:

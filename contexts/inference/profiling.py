@@ -102,15 +102,9 @@ class EngineProfiler:
     """Profiles one engine. `part`: maximum number of tokens that one step reads, 0 = unlimited."""
 
     def __init__(
-        self,
-        engine: InferenceEngine,
-        *,
-        vocabulary: int,
-        longest: int,
-        quick: bool = False,
-        told: Callable[[float, float], None] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+        self, engine: InferenceEngine, *, vocabulary: int, longest: int, quick: bool = False,
+        told: Callable[[float, float], None] | None = None, clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._effort = _QUICK if quick else _FULL
         self._longest = min(longest, self._effort.longest) if longest else self._effort.longest

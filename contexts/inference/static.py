@@ -17,7 +17,7 @@ import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.batching import BatchLimits
-from stoker.contexts.forward import ModelRunner, PrefilledBatch
+from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineMemory,
@@ -47,7 +47,8 @@ class StaticEngine:
         self._rows = rows
         self._waiting: deque[Writing] = deque()
         self._batch: list[Writing] = []
-        self._steps: _Steps | None = None
+        self._cache: Any = None
+        self._positions = self._seen = torch.empty(0)
         self._load = EngineLoad()
         self._asleep = False
 
@@ -113,7 +114,7 @@ class StaticEngine:
         self._asleep = False
 
     def stop(self) -> None:
-        self._batch, self._steps = [], None
+        self._batch, self._cache = [], None
 
     # ---- steps
 
@@ -128,40 +129,27 @@ class StaticEngine:
         rows = [tuple(writing.ids) for writing in self._batch]
         if not self._runner.shares:
             return self._runner.whole(rows)[:, -1]
-        batch = self._runner.prefill(rows)
-        self._steps = _Steps(self._runner, batch)
+        batch, device = self._runner.prefill(rows), self._runner.device
+        self._cache, self._positions = batch.cache, torch.tensor(batch.lengths, device=device)
+        self._seen = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
         return batch.logits
-
-    def _next(self) -> torch.Tensor:
-        if self._steps is None:  # the cache of this model cannot be cut, so each step reads the whole row again
-            return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
-        return self._steps.next([writing.ids[-1] for writing in self._batch])
 
     def _keep(self, going: list[int]) -> None:
         if len(going) == len(self._batch):
             return
         self._batch = [self._batch[at] for at in going]
         if not going:
-            self._steps = None
-        elif self._steps is not None:
-            self._steps.keep(going)
+            self._cache = None
+        elif self._cache is not None:
+            index = torch.tensor(going, device=self._runner.device)
+            for layer in self._cache.layers:
+                layer.batch_select_indices(index.to(layer.keys.device))
+            self._positions, self._seen = self._positions[index], self._seen[index]
 
-
-class _Steps:
-    def __init__(self, runner: ModelRunner, batch: PrefilledBatch) -> None:
-        self._runner = runner
-        self._cache = batch.cache
-        device = runner.device
-        self._positions = torch.tensor(batch.lengths, device=device)
-        self._seen = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
-
-    def keep(self, rows: list[int]) -> None:
-        index = torch.tensor(rows, device=self._runner.device)
-        for layer in self._cache.layers:
-            layer.batch_select_indices(index.to(layer.keys.device))
-        self._positions, self._seen = self._positions[index], self._seen[index]
-
-    def next(self, tokens: list[int]) -> torch.Tensor:
+    def _next(self) -> torch.Tensor:
+        if self._cache is None:  # the cache of this model cannot be cut, so each step reads the whole row again
+            return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
+        tokens = [writing.ids[-1] for writing in self._batch]
         self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
         output: Any = self._runner.model(
             input_ids=torch.tensor(tokens, device=self._runner.device)[:, None],
@@ -191,16 +179,10 @@ _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
 
 def build_inference_engine(
-    runner: ModelRunner,
-    texts: ModelTexts,
-    *,
-    engine: str = "auto",
-    cache_bytes: int = 0,
-    took: TookStep | None = None,
-    graphs: bool = False,
-    adapters: Mapping[str, str] | None = None,
+    runner: ModelRunner, texts: ModelTexts, *, engine: str = "auto", cache_bytes: int = 0, took: TookStep | None = None,
+    graphs: bool = False, adapters: Mapping[str, str] | None = None,
     backend: Callable[[torch.device], CudaGraphs | None] = cuda_graphs,
-) -> InferenceEngine:
+) -> InferenceEngine:  # fmt: skip
     """Return the engine `continuous` or `static`; `auto` prefers `continuous`. Raises ValueError if the model does not
     support the named engine. `took` is called after each step. `graphs`: True to capture decode steps.
     """

@@ -321,15 +321,9 @@ def _record_logprobs(output: Any, asked: dict[str, dict[int, float]]) -> None:
 
 
 def start_engine(
-    path: str,
-    *,
-    dtype: Any,
-    device: str,
-    name: str,
-    why: str,
-    settings: EngineSettings,
+    path: str, *, dtype: Any, device: str, name: str, why: str, settings: EngineSettings,
     adapters: Mapping[str, str] | None = None,
-) -> tuple[VLLMEngine, str]:
+) -> tuple[VLLMEngine, str]:  # fmt: skip
     """Start vLLM with the model at `path`. Return the engine and the model's origin. `adapters`: folders by name."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -49,17 +49,9 @@ class VLLMStart:
     """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        dtype: str = "auto",
-        device: str = "cpu",
-        parts: int = 1,
-        device_memory_bytes: int = 0,
-        why: str = "",
-        settings: EngineSettings,
-        adapters: Mapping[str, str] | None = None,
-    ) -> None:
+        self, folder: str, *, dtype: str = "auto", device: str = "cpu", parts: int = 1, device_memory_bytes: int = 0,
+        why: str = "", settings: EngineSettings, adapters: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.device = device
         self.device_memory_bytes = device_memory_bytes
         self.why = why

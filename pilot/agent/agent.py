@@ -266,17 +266,9 @@ class Agent:
     """The agent of one pilot. The modules `loop`, `processes`, `objects` and `observing` act on an `Agent`."""
 
     def __init__(
-        self,
-        facts: PilotFacts,
-        options: PilotOptions,
-        *,
-        session: SessionFolder,
-        devices: tuple[PilotDevice, ...],
-        scratch: Scratch,
-        cache: ObjectCache,
-        link: ManagerLink,
-        peers: Peers,
-    ) -> None:
+        self, facts: PilotFacts, options: PilotOptions, *, session: SessionFolder, devices: tuple[PilotDevice, ...],
+        scratch: Scratch, cache: ObjectCache, link: ManagerLink, peers: Peers,
+    ) -> None:  # fmt: skip
         self.core = PilotCore(facts)
         self.options = options
         self.session = session

@@ -28,7 +28,7 @@ from stoker.pilot.zygote.client import Zygote
 
 log = logging.getLogger("stoker.pilot")
 
-EVERY_S = 10.0
+_LOGS_EVERY_S = 10.0
 
 
 class LogWatch:
@@ -36,29 +36,21 @@ class LogWatch:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._thread: threading.Thread | None = None
-        self._due_at = 0.0
         self._refused: set[Path] = set()  # logs on file systems that cannot punch a hole in a file
+        threading.Thread(target=self._run, name="logs", daemon=True).start()
 
-    def shorten_if_due(self, now: float) -> None:
-        if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._due_at = now + EVERY_S
-        paths = [self._agent.log_file(number) for number in self._agent.processes]
-        if paths:
-            self._thread = threading.Thread(target=self._bound, args=(paths,), name="logs", daemon=True)
-            self._thread.start()
-
-    def _bound(self, paths: list[Path]) -> None:
-        for path in paths:
-            try:
-                if path not in self._refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
-                    log.warning("%s is too long: its middle is removed", path)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self._refused.add(path)
-                log.warning("%s grows, and its file system cannot free its middle: %s", path, error)
+    def _run(self) -> None:
+        while True:
+            time.sleep(_LOGS_EVERY_S)
+            for path in [self._agent.log_file(number) for number in list(self._agent.processes)]:
+                try:
+                    if path not in self._refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
+                        log.warning("%s is too long: its middle is removed", path)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    self._refused.add(path)
+                    log.warning("%s grows, and its file system cannot free its middle: %s", path, error)
 
 
 # ---- the loop
@@ -75,7 +67,7 @@ class Loop:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
         agent.check_standing = functools.partial(check_job, agent)
-        self._logs = LogWatch(agent)
+        LogWatch(agent)
         self._signals: list[tuple[str, bool]] = []
         """Names of new signals, each with True if the signal is a repetition."""
         self._signal_at = 0.0
@@ -181,7 +173,6 @@ class Loop:
                 agent.handle(agent.link.away(now))
         if now >= state.heartbeat_at:
             observing.measure(agent)
-            self._logs.shorten_if_due(now)
             agent.handle(events.CacheListed(agent.cache.sizes()))
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)

@@ -62,17 +62,11 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
     devices = agent.devices_of(number)
     cores = tuple(dict.fromkeys(core for device in devices for core in device.cores))
     settings = connection.Settings(
-        pilot=agent.options.pilot,
-        library=number,
-        folder=str(process.folder),
-        log=process.log,
-        objects=str(agent.session.objects),
-        search_path=agent.search_path,
-        host=agent.peers.host,
-        gang_key=agent.peers.gang_key,
-        turns=str(agent.scratch.path / BOARD),
+        pilot=agent.options.pilot, library=number, folder=str(process.folder), log=process.log,
+        objects=str(agent.session.objects), search_path=agent.search_path, host=agent.peers.host,
+        gang_key=agent.peers.gang_key, turns=str(agent.scratch.path / BOARD),
         probe=observing.probe_command_for_library(agent.options, devices),
-    )
+    )  # fmt: skip
     fork = Fork(
         library=number,
         entry=_ENTRY,
@@ -190,16 +184,9 @@ def _ended(
     observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.recover_last_call_output()
-    agent.handle(
-        ProcessEnded(
-            number,
-            signal=signal,
-            exit_code=exit_code,
-            running=process.ran(),
-            tail=tail(process.log, start=printed.start if printed is not None else 0),
-            printed=printed,
-            cause=cause,
-            is_pilots_fault=ours,
-            shortage=shortage,
-        )
-    )
+    ended = ProcessEnded(
+        number, signal=signal, exit_code=exit_code, running=process.ran(),
+        tail=tail(process.log, start=printed.start if printed is not None else 0), printed=printed, cause=cause,
+        is_pilots_fault=ours, shortage=shortage,
+    )  # fmt: skip
+    agent.handle(ended)

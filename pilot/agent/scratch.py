@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from stoker import locks
 from stoker.errors import SessionError
 from stoker.folders import refuse_non_utf8_path
-from stoker.pilot.starter.place import create_private_folder
+from stoker.pilot.starter import place
 
 # ---- the scratch folder
 
 _LOCK = "alive"
 
 
-def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
+def base_folder(given: str = "") -> Path:
     """Return the folder of this user's pilots and object cache on this host."""
-    given = os.path.expandvars(given)
-    if given.startswith("$"):
-        raise SessionError(f"--scratch is {given}, but this variable is not set on this node; name an existing folder")
-    parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
-    first = Path(parent).absolute() / f"stoker-{os.getuid()}"
-    advice = "set [pilot] scratch (or --scratch, STOKER_SCRATCH) to another folder"
-    refuse_non_utf8_path(first, what="the scratch folder", advice=advice)
     try:
-        base = create_private_folder(first)
-    except OSError as error:
-        raise SessionError(f"no scratch folder could be created at {first}: {error}; {advice}") from error
-    if base is None:
-        raise SessionError(f"{first} belongs to another user; {advice}")
-    return base
+        first = place.scratch_path(given)
+        refuse_non_utf8_path(first, what="the scratch folder", advice=place.OTHER_SCRATCH)
+        return place.base_folder(given)
+    except place.StartError as error:
+        raise SessionError(str(error)) from error
 
 
 class Scratch:

@@ -20,8 +20,7 @@ class GrantedDevices(msgspec.Struct, frozen=True):
     lacks: str = ""
 
     def useless(self, why: str) -> GrantedDevices:
-        """Return these devices with the fault `why`."""
-        return GrantedDevices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
+        return GrantedDevices(tuple(each.with_facts(fault=why) for each in self.offered), self.troubles, lacks=why)
 
 
 def find_devices(

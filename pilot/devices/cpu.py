@@ -10,7 +10,9 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,15 +29,11 @@ class PilotDevice(msgspec.Struct, frozen=True):
     cuda: str = ""
     uuid: str = ""
 
+    def with_facts(self, **facts: Any) -> PilotDevice:
+        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, **facts))
+
     def with_cores(self, cores: tuple[int, ...]) -> PilotDevice:
-        facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
-        return msgspec.structs.replace(self, facts=facts, cores=cores)
-
-    def with_island(self, island: int) -> PilotDevice:
-        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, island=island))
-
-    def with_fault(self, fault: str) -> PilotDevice:
-        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))
+        return msgspec.structs.replace(self.with_facts(cores=max(1, len(cores))), cores=cores)
 
 
 # ---- CPU devices
@@ -88,7 +86,7 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
 
 
 def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
-    limits = [_total(root)]
+    limits = [read_value(root / "proc/meminfo", "MemTotal:") * 1024]
     for folder in cgroups(root, "memory"):
         limits += [read_number_from_file(folder / name) for name in ("memory.max", "memory.limit_in_bytes")]
     limits += [int(granted) * 1024**2 for granted in (_slurm_memory(environ), _condor(environ, "Memory"))]
@@ -121,13 +119,6 @@ def _condor(environ: Mapping[str, str], name: str) -> float:
     return int(found[1]) if found else 0
 
 
-def _total(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo contains no MemTotal")
-
-
 def _cgroup_cpu_quota(root: Path) -> float:
     found = []
     for folder in cgroups(root, "cpu"):
@@ -157,6 +148,16 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
         base = root / "sys/fs/cgroup" / controller if controllers else root / "sys/fs/cgroup"
         inner = base / path.lstrip("/")
         yield from (place for place in (inner, *inner.parents) if place.is_relative_to(base) and place.is_dir())
+
+
+def read_value(path: Path, name: str, *, none: int = 0) -> int:
+    """Return the number after a name in a file of the kernel; `none` if it is missing."""
+    with suppress(OSError), path.open() as file:
+        for line in file:
+            words = line.split()
+            if words[:1] == [name] and words[1:2] and words[1].isdecimal():
+                return int(words[1])
+    return none
 
 
 def read_number_from_file(path: Path) -> int:

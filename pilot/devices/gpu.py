@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -166,24 +167,19 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
     devices: list[PilotDevice] = []
     left_out, wholes = [], []
     for unit in _chosen(nvml, here, grant):
-        try:
-            device = _device(nvml, len(devices), unit)
-        except _Unusable as error:
-            left_out.append(str(error))
+        device = _device(nvml, len(devices), unit)
+        if isinstance(device, str):
+            left_out.append(device)
         else:
             devices.append(device)
             wholes.append(unit.whole)
     islands = gpu_island_numbers(nvml, wholes)
-    devices = [device.with_island(island) for device, island in zip(devices, islands, strict=True)]
+    devices = [device.with_facts(island=island) for device, island in zip(devices, islands, strict=True)]
     why = ""
     if not devices:
         named = f"{grant.variable}={','.join(grant.names)!r} names none of the {len(here)} GPUs here"
         why = "; ".join(left_out) or (named if grant.variable else "NVML shows no GPU")
     return GrantedGpus(tuple(devices), why, tuple(left_out))
-
-
-class _Unusable(Exception):
-    """The reason why a GPU is not offered."""
 
 
 def _unit(nvml: Any, index: int) -> _Unit:
@@ -193,10 +189,9 @@ def _unit(nvml: Any, index: int) -> _Unit:
     except nvml.NVMLError as error:
         refused = is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
         return _Unit(label, trouble=f"{label} was left out: {error}", refused=refused)
-    try:
+    number = -1
+    with suppress(nvml.NVMLError):
         number = int(nvml.nvmlDeviceGetMinorNumber(handle))
-    except nvml.NVMLError:
-        number = -1
     try:
         return _Unit(label, handle, handle, nvml.nvmlDeviceGetUUID(handle), number=number)
     except nvml.NVMLError as error:
@@ -215,12 +210,10 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
         return [unit]
     parts = []
     for index in range(count):
-        try:
+        with suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(unit.handle, index)
-            uuid = nvml.nvmlDeviceGetUUID(handle)
-        except nvml.NVMLError:
-            continue
-        parts.append(_Unit(f"MIG part {index} of {unit.label}", handle, unit.handle, uuid, number=unit.number))
+            label, uuid = f"MIG part {index} of {unit.label}", nvml.nvmlDeviceGetUUID(handle)
+            parts.append(_Unit(label, handle, unit.handle, uuid, number=unit.number))
     none = f"{unit.label} was left out: MIG is on, and no MIG device exists"
     return parts or [msgspec.structs.replace(unit, trouble=none)]
 
@@ -269,44 +262,36 @@ def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit]
             yield next((part for part in parts if part.whole is unit.handle), unit)
 
 
-def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
+def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice | str:
+    """Return the device of a unit, or why it is not offered."""
     if unit.trouble:
-        raise _Unusable(unit.trouble)
+        return unit.trouble
     try:
         memory = _memory_bytes(nvml, unit.handle)
     except nvml.NVMLError as error:
-        raise _Unusable(f"{unit.label} was left out: its memory cannot be read ({error})") from None
-    try:
+        return f"{unit.label} was left out: its memory cannot be read ({error})"
+    kind, mode = "NVIDIA GPU", None
+    with suppress(nvml.NVMLError):
         kind = nvml.nvmlDeviceGetName(unit.handle)
-    except nvml.NVMLError:
-        kind = "NVIDIA GPU"
+    with suppress(nvml.NVMLError):
+        mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
+    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+        return f"{unit.label} was left out: its compute mode is PROHIBITED (nvidia-smi -c)"
     facts = DeviceFacts(
         device=DeviceId(f"cuda:{index}"),
         kind=kind,
         memory_bytes=memory,
-        processes=_max_processes_on_gpu(nvml, unit),
+        processes=int(mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD)),
         process_bytes=min(PROCESS_BYTES, memory // 8),
     )
     return PilotDevice(facts=facts, cuda=unit.uuid, uuid=unit.uuid)
 
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:
-    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    try:
+    total, reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle).total), 0
+    with suppress(nvml.NVMLError):  # an old driver
         reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
-    except nvml.NVMLError:  # an old driver
-        reserved = 0
     return total - reserved if 0 < reserved < total else total
-
-
-def _max_processes_on_gpu(nvml: Any, unit: _Unit) -> int:
-    try:
-        mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
-    except nvml.NVMLError:
-        return 0
-    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
-        raise _Unusable(f"{unit.label} was left out: its compute mode is PROHIBITED (nvidia-smi -c)")
-    return 1 if mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD) else 0
 
 
 # ---- groups of GPUs with fast links

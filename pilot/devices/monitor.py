@@ -22,7 +22,7 @@ import msgspec
 
 from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices import gpu
-from stoker.pilot.devices.cpu import PilotDevice, cgroups, read_number_from_file
+from stoker.pilot.devices.cpu import PilotDevice, cgroups, read_number_from_file, read_value
 
 # ---- memory of GPUs
 
@@ -103,26 +103,26 @@ class OomKills:
         return min(levels, key=lambda level: level.room_bytes, default=None)
 
     def _counted(self) -> int:
-        return _value(self._root / "proc/vmstat", "oom_kill")
+        return read_value(self._root / "proc/vmstat", "oom_kill")
 
     def _levels(self) -> Iterator[tuple[int, int, int]]:
         info = self._root / "proc/meminfo"
-        total, shared = _value(info, "MemTotal:") * 1024, _value(info, "Shmem:") * 1024
+        total, shared = read_value(info, "MemTotal:") * 1024, read_value(info, "Shmem:") * 1024
         if total:
-            yield total, max(0, total - _value(info, "MemAvailable:") * 1024 - shared), shared
+            yield total, max(0, total - read_value(info, "MemAvailable:") * 1024 - shared), shared
         for folder in cgroups(self._root, "memory"):
             facts = folder / "memory.stat"
             if (limit := read_number_from_file(folder / "memory.max")) and (not total or limit < total):
-                yield limit, _value(facts, "anon"), _value(facts, "shmem")
+                yield limit, read_value(facts, "anon"), read_value(facts, "shmem")
             elif (limit := read_number_from_file(folder / "memory.limit_in_bytes")) and (not total or limit < total):
-                yield limit, _value(facts, "total_rss"), _value(facts, "total_shmem")
+                yield limit, read_value(facts, "total_rss"), read_value(facts, "total_shmem")
 
 
 def anonymous_bytes(pids: Iterator[int]) -> int | None:
     """Return the proportional set size (PSS) of the processes' anonymous memory; None if unknown."""
     total = 0
     for pid in pids:
-        held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
+        held = read_value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
         if held < 0:
             if _lives(pid):
                 return None
@@ -132,16 +132,7 @@ def anonymous_bytes(pids: Iterator[int]) -> int | None:
 
 
 def _lives(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}") and _value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
-
-
-def _value(path: Path, name: str, *, none: int = 0) -> int:
-    with suppress(OSError), path.open() as file:
-        for line in file:
-            words = line.split()
-            if words[:1] == [name] and words[1:2] and words[1].isdecimal():
-                return int(words[1])
-    return none
+    return os.path.exists(f"/proc/{pid}") and read_value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
 
 
 # ---- health

@@ -214,29 +214,20 @@ def open_log_stream(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-class _Router(io.TextIOBase):
+class _Router:
+    """Has the attributes of the stream of the current thread."""
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> int:
-        kept: TextIO | None = getattr(_local, "stream", None)
-        return (kept if kept is not None else self._stream).write(text)
-
-    def flush(self) -> None:
-        (getattr(_local, "stream", None) or self._stream).flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(_local, "stream", None) or self._stream, name)
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
     def close(self) -> None:
         self.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # read-only here
-        return self._stream.encoding
 
 
 def _has_length(file: int, length: int) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.core.infrastructure import Proof, Sign, matching
+from stoker.pilot.zygote.processes import tail
 
 # ---- full disks
 
@@ -232,8 +233,11 @@ def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> st
     if trace is None:
         return ""
     found = trace.tb_frame.f_locals
-    stderr = found.get("std_err")
-    lines = _tail(str(stderr.name)) if stderr is not None else _tail(log, start=log_from)
+    path, start = (str(found["std_err"].name), 0) if found.get("std_err") is not None else (log, log_from)
+    lines = tail(path, start=start, lines=_MOST_BYTES, most_bytes=_MOST_BYTES).splitlines()
+    if _HEAD_ENDS in lines:
+        lines = lines[lines.index(_HEAD_ENDS) + 1 :]
+    lines = [line for line in lines if line.strip()]
     command, last_lines = str(found.get("executable", "")).strip(), "\n".join(lines[-_LINES:])
     error.command, error.last_lines = command, last_lines  # type: ignore[attr-defined]
     return f"{BASH_FAILURE}: {in_words(str(error), command=command, last_lines=last_lines)}"
@@ -245,18 +249,6 @@ def in_words(first: str, *, command: str, last_lines: str) -> str:
     if not last_lines:
         return f"{first}\nit printed nothing"
     return "\n".join([first, "its last lines:", *(f"  {line}" for line in last_lines.splitlines())])
-
-
-def _tail(path: str, *, start: int = 0) -> list[str]:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(start, os.fstat(file.fileno()).st_size - _MOST_BYTES))
-            lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    if _HEAD_ENDS in lines:
-        lines = lines[lines.index(_HEAD_ENDS) + 1 :]
-    return [line for line in lines if line.strip()]
 
 
 # ---- short texts of exceptions

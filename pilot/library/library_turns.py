@@ -71,7 +71,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of turns, as mapped by one process. Methods raise OSError."""
+    """The board of turns, as mapped by one process. `with board` locks it. Methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,7 +83,6 @@ class TurnBoard:
         except BaseException:
             os.close(self._file)
             raise
-        self.lock = BoardLock(self._file)
         self._taken, self._taken_at = list[int](), -1
         """The occupied rows at the last reading, and the value of `changes` then."""
 
@@ -125,7 +124,7 @@ class TurnBoard:
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
-        with self.lock:
+        with self:
             for number in range(ROWS):
                 if self.row(number) is None:
                     row = TurnRow(number, library, os.getpid(), TurnState.IDLE, 0.0, 0.0, 0.0, 0.0, tuple(devices))
@@ -143,6 +142,21 @@ class TurnBoard:
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
             _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
+
+    def __enter__(self) -> None:
+        until = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:  # another process has the lock, or the file system has no locks
+                if time.monotonic() > until:
+                    return
+                time.sleep(_LOCK_TRY_S)
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         self._memory.close()
@@ -171,28 +185,6 @@ def _read_row(number: int, data: bytes | mmap.mmap) -> TurnRow | None:
 @functools.lru_cache(maxsize=ROWS)
 def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
     return tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
-
-
-class BoardLock:
-    """The lock of a board. This is a class because a generator function would add 10 us to each turn."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        until = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:  # another process has the lock, or the file system has no locks
-                if time.monotonic() > until:
-                    return
-                time.sleep(_LOCK_TRY_S)
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 def _place(number: int) -> int:
@@ -261,7 +253,7 @@ class LibraryTurns:
         if not self._shared:
             self._board.write(row)
             return
-        with self._board.lock:
+        with self._board:
             self._board.write(row)
             next_ones = self._hand_on(time.monotonic())
         self._wake(next_ones)
@@ -284,7 +276,7 @@ class LibraryTurns:
         row, self._row, self._joined = self._row, None, False
         try:
             if row is not None:
-                with self._board.lock:
+                with self._board:
                     if self._board.has(row):
                         # before the row is free, because the next engine in this row uses a socket of this name
                         Path(_waker_socket_path(self._board, row.number)).unlink(missing_ok=True)
@@ -328,7 +320,7 @@ class LibraryTurns:
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
-            with self._board.lock:
+            with self._board:
                 self._board.clear(row)
             self._row = None
         return self._row
@@ -352,7 +344,7 @@ class LibraryTurns:
             self._swept_at = now
             gone = [other for other in self._board.rows() if other.number != row.number and _is_gone(other.pid)]
             if gone:
-                with self._board.lock:
+                with self._board:
                     for other in gone:
                         self._board.clear(other)
         board = self._board
@@ -363,7 +355,7 @@ class LibraryTurns:
         if chosen == [row.number] and mine is not None and mine.state is TurnState.HOLDS:
             return False
         row.state = TurnState.WAITS
-        with board.lock:
+        with board:
             if board.snapshot() == read:  # the board is unchanged, so the choice is valid
                 rows[row.number] = row
                 board.write(row)
@@ -387,7 +379,7 @@ class LibraryTurns:
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
             return
-        with self._board.lock:
+        with self._board:
             if row.state is TurnState.IDLE:
                 row.state = TurnState.WAITS
                 self._board.write(row)

@@ -104,16 +104,10 @@ def serve(number: int) -> None:
         route()
     guard = ProcessGuard(temporary=temporary if slots > 1 else None)
     server = LibraryServer(
-        sock,
-        library=settings.library,
-        context=context,
-        calls_allowed=recipe.calls_per_library,
-        guard=guard,
-        reader=reader,
-        host=settings.host,
-        gang_key=settings.gang_key,
+        sock, library=settings.library, context=context, calls_allowed=recipe.calls_per_library, guard=guard,
+        reader=reader, host=settings.host, gang_key=settings.gang_key,
         move=partial(move_context, context=context, name=recipe.name, devices=order.devices, settings=settings),
-    )
+    )  # fmt: skip
 
     if slots == 1:
         old_at = time.monotonic() + max(_LEAST_AGE_S, _AGE_PER_LOAD * loaded.load_s)
@@ -133,19 +127,11 @@ def serve(number: int) -> None:
             if not unshare_working_folder():
                 server.side_by_side.mark_folder_as_shared()
         return Runner(
-            settings,
-            slot=slot,
-            marker=marker,
-            workplace=Workplace(inside(f"slot-{slot}"), temporary=own, links=links),
-            tail=output,
-            context=context,
-            report=server.outbox.report,
-            lane=server.lane,
-            meetings=server.meetings,
-            guard=guard,
-            leave=server.leave,
+            settings, slot=slot, marker=marker, workplace=Workplace(inside(f"slot-{slot}"), temporary=own, links=links),
+            tail=output, context=context, report=server.outbox.report, lane=server.lane, meetings=server.meetings,
+            guard=guard, leave=server.leave,
             place=Place(settings.folder, order.devices, recipe.needs.device_memory_bytes, settings.probe),
-        )
+        )  # fmt: skip
 
     # A child process of user code must not keep the library's socket open or write to it.
     os.register_at_fork(after_in_child=sock.close)

@@ -55,7 +55,7 @@ class GangMeetings:
             with self._changed:
                 self._addresses.pop(call, None)
 
-    def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
+    def seat(self, call: CallId, place: GangPlace, limit_s: float) -> Gang:
         """Wait for the address of rank 0, and return the `Gang` of this rank. Raises GangBroken."""
         if place.size == 1:
             return Gang(rank=0, size=1)

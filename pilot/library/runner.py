@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, SeatHook, is_caused_by_eviction
+from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, is_caused_by_eviction
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
@@ -46,7 +47,6 @@ from stoker.protocol.calls import (
     CallProgress,
     Failure,
     FailureKind,
-    GangPlace,
     Objective,
     Payload,
 )
@@ -63,21 +63,11 @@ _clock_ns = time.monotonic_ns
 
 class Runner:
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        slot: int,
-        marker: Marker,
-        workplace: Workplace,
-        tail: LogTail | ThreadTail,
-        context: Any,
-        report: Callable[[CallProgress], None],
-        lane: PieceSender | None = None,
-        meetings: GangMeetings | None = None,
-        guard: ProcessGuard | None = None,
-        leave: Callable[[LibraryFault], NoReturn] | None = None,
-        place: failures.Place | None = None,
-    ) -> None:
+        self, settings: Settings, *, slot: int, marker: Marker, workplace: Workplace, tail: LogTail | ThreadTail,
+        context: Any, report: Callable[[CallProgress], None], lane: PieceSender | None = None,
+        meetings: GangMeetings | None = None, guard: ProcessGuard | None = None,
+        leave: Callable[[LibraryFault], NoReturn] | None = None, place: failures.Place | None = None,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._packer = Packer(settings)
         self._place = place or failures.Place(settings.folder)
@@ -129,7 +119,8 @@ class Runner:
             self._workplace.enter(work.run.options)
             function, takes_context = packer.open_function(work.function)
             args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
-            seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
+            gang, meetings = work.run.gang, self._meetings
+            seat = partial(meetings.seat, call, gang) if gang is not None and meetings is not None else None
             dues = _token_due_times(work.run.options.objective, waited_s=work.run.waited_s)
             ambient.enter_call_scope(
                 hook=self._hook, folder=self._scratch, state=spec.progress, seat=seat, dues=dues, stop=self.stop
@@ -156,28 +147,19 @@ class Runner:
                 failure = error.failure
             # Free a large result before the next call runs.
             del result, args, kwargs
-        except TransferError as error:
-            if os.getpid() != self._pid:
-                exit_user_forked_child(error)
-            self.ended_at = ended = _now()
-            failure = self._find_infrastructure_failure(error) or error.failure
-        except Evicted as evicted:
-            if os.getpid() != self._pid:
-                exit_user_forked_child(None)
-            self.ended_at = _now()
-            self._finish()
-            return self._evicted(call, state=evicted.state)
         except BaseException as error:  # including SystemExit and KeyboardInterrupt, which end only the function
             if os.getpid() != self._pid:
-                exit_user_forked_child(error)
-            self._advise(error)
+                exit_user_forked_child(None if isinstance(error, Evicted) else error)
             self.ended_at = ended = _now()
-            if self.stop.asked and is_caused_by_eviction(error):
+            if isinstance(error, Evicted) or (self.stop.asked and is_caused_by_eviction(error)):
                 self._finish()
-                return self._evicted(call)
-            if isinstance(error, GangBroken) and work.run.gang is not None:
+                return self._evicted(call, state=error.state if isinstance(error, Evicted) else b"")
+            if isinstance(error, TransferError):
+                failure = self._find_infrastructure_failure(error) or error.failure
+            elif isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = self._settings.failure(FailureKind.GANG, str(error))
             else:
+                self._advise(error)
                 said = failures.explain_bash_failure(error, log=self._settings.log, log_from=self._log_from)
                 raised, failure = said or in_short(error), self._find_infrastructure_failure(error)
                 payload = packer.pack_error(call, error)
@@ -281,10 +263,6 @@ class Runner:
     def forgive(self) -> None:
         """Record that this slot is idle, because the library exits for another reason."""
         self._marker.idle(self._slot)
-
-    def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
-        meetings = self._meetings
-        return None if meetings is None else lambda limit_s: meetings.seat(call, place, limit_s=limit_s)
 
     def _finish(self) -> Any:
         ambient.leave_call_scope()

@@ -49,18 +49,10 @@ class LibraryServer:
     _exit = staticmethod(os._exit)
 
     def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        library: int,
-        context: Any,
-        calls_allowed: int,
-        guard: ProcessGuard,
-        reader: connection.FrameReader | None = None,
-        host: str = "127.0.0.1",
-        gang_key: bytes = b"",
+        self, sock: socket.socket, *, library: int, context: Any, calls_allowed: int, guard: ProcessGuard,
+        reader: connection.FrameReader | None = None, host: str = "127.0.0.1", gang_key: bytes = b"",
         move: Callable[[Sleep | Wake], Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._sock = sock
         self._move = move
         self._context = context

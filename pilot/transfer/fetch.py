@@ -216,15 +216,11 @@ class ObjectFetch:
     """Fetches one object from the sources of the last `offer`."""
 
     def __init__(
-        self,
-        name: str,
-        *,
-        key: bytes,
-        limits: wire.WireLimits = wire.LIMITS,
+        self, name: str, *, key: bytes, limits: wire.WireLimits = wire.LIMITS,
         manifest_at: Callable[[str], bytes] | None = None,
         lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
         begun: Callable[[ObjectCopy], None] = lambda _copy: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sources: list[ObjectSource] = []
         self._lost = lost
         self._board = FetchState(name, key=key, limits=limits, manifest_at=manifest_at, begun=begun)

@@ -36,16 +36,9 @@ class SeedMeetings:
         self._meetings: dict[str, _Meeting] = {}
 
     def meet(
-        self,
-        name: str,
-        address: str,
-        *,
-        have: bytes = b"",
-        wants: bool = True,
-        lost: Iterable[str] = (),
-        alone: bool = False,
-        again_s: float = 2.0,
-    ) -> list[str]:
+        self, name: str, address: str, *, have: bytes = b"", wants: bool = True, lost: Iterable[str] = (),
+        alone: bool = False, again_s: float = 2.0,
+    ) -> list[str]:  # fmt: skip
         """Record which pieces the pilot at `address` has (all if not `wants`), and return other pilots as sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())

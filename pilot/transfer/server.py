@@ -125,18 +125,11 @@ class ObjectServer:
     """Listens at `address` until closed. `more`: handlers of further requests. Raises OSError if it cannot listen."""
 
     def __init__(
-        self,
-        served: ServedObjects,
-        *,
-        key: bytes,
-        host: str = "",
-        ports: tuple[int, int] = (0, 0),
-        listener: socket.socket | None = None,
-        most: int = MOST,
-        limits: wire.WireLimits = wire.LIMITS,
+        self, served: ServedObjects, *, key: bytes, host: str = "", ports: tuple[int, int] = (0, 0),
+        listener: socket.socket | None = None, most: int = MOST, limits: wire.WireLimits = wire.LIMITS,
         more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
         spares: Spares = lambda _name, _index, _host: 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._served = served
         self._key = key
         self._limits = limits
