@@ -14,12 +14,12 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from stoker.contexts.inference.engine_work import EngineWork
 from stoker.contexts.inference.options import STRUCTURES, OptionRefused, check_options
 
 
@@ -55,9 +55,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt to continue. The first token is due at `due_at` (time.monotonic), later tokens every `tpot_s` seconds.
-    Without `pieces`, only the last `NewToken` has text.
-    """
+    """A prompt whose first token is due at `due_at` (time.monotonic), and each later token `tpot_s` seconds after."""
 
     id: int
     prompt: tuple[int, ...]
@@ -79,8 +77,8 @@ class PromptToken(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token that an engine step writes (-1: none), and the text that it adds. `finish` is set on the last token of a
-    request. `option`: the option that caused the `error`. `prompt`: the scored prompt, with the first token.
+    """A new token (-1: none) and its text. The last has a `finish`, the first the scored `prompt`. `option`: the option
+    that caused the `error`.
     """
 
     request: int
@@ -95,9 +93,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of weights, current cache, cache budget (0 = no budget), and one cached token (0 = unknown).
-    `fixed_tokens`: size of a cache that `resize` cannot change, else 0.
-    """
+    """Bytes of weights, current cache, its budget (0 = none), and one token (0 = unknown); size of a fixed cache."""
 
     weights_bytes: int
     held_bytes: int
@@ -107,9 +103,7 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class TokenCache(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of a loaded model on each device: weights with process, and one cached token. `tokens`: size of the
-    smallest useful cache, or of a cache that `is_fixed`.
-    """
+    """Memory of a loaded model on each device. `tokens`: size of the smallest useful cache, or of a fixed cache."""
 
     weights_bytes: int = 0
     token_bytes: int = 0
@@ -136,8 +130,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     rows: int = 0
     cache_tokens: int = 0
     peak_tokens: int = 0
-    reused_tokens: int = 0
-    """Prompt tokens that kept prefixes contained."""
+    reused_tokens: int = 0  # prompt tokens that kept prefixes contained
 
     @property
     def is_cache_too_small(self) -> bool:
@@ -160,6 +153,58 @@ class EngineLoad(msgspec.Struct, frozen=True):
     @property
     def tokens_per_s(self) -> float:
         return self.new_tokens / self.busy_s if self.busy_s else 0.0
+
+
+class EngineWork(NamedTuple):
+    """Figures about an engine's open requests.
+
+    `rows`, `length`, `tpot_s`: number, mean length and minimum time per output token of decoding requests. `due_at`,
+    `late_at`: earliest due time in the future, and in the past. `prompts`: unread prompts (tokens, due time, time per
+    output token, maximum output tokens), earliest first. `answers`: the same without tokens for the rest of each
+    decoding request; empty if no request has a time per output token.
+    """
+
+    rows: int = 0
+    length: float = 0.0
+    due_at: float = inf
+    tpot_s: float = 0.0
+    late_at: float = inf
+    prompts: Sequence[tuple[int, float, float, int]] = ()
+    accepted_requests: int = 0
+    peak_tokens: int = 0
+    answers: Sequence[tuple[float, float, int]] = ()
+
+
+def work_of(requests: Iterable[Any], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
+    """Return the figures of open `engine_thread.Generation`s. `now` is on time.monotonic."""
+    rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
+    prompts: list[tuple[int, float, float, int]] = []
+    answers: list[tuple[float, float, int]] = []
+    for request in requests:
+        made, prompt, each_s = request.made, request.prompt_tokens, request.tpot_s
+        peak += prompt + (made if made > mean_output else mean_output)
+        if not made:
+            prompts.append((prompt, request.first_due_at, each_s, request.most))
+            continue
+        rows += 1
+        total += prompt + made
+        at = request.first_due_at + made * each_s
+        left = request.most - made
+        answers.append((at, each_s, left if left > 0 else 0))
+        if each_s:
+            if at < now:
+                if at < late_at:
+                    late_at = at
+            elif at < due_at:
+                due_at = at
+            if each_s < tpot_s or not tpot_s:
+                tpot_s = each_s
+    if len(prompts) > 1:
+        prompts.sort(key=lambda prompt: prompt[1])
+    length = total / rows if rows else 0.0
+    return EngineWork(
+        rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak), answers if tpot_s else ()
+    )
 
 
 class InferenceEngine(Protocol):
@@ -227,8 +272,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     ends: frozenset[int]
     longest: int
     vocabulary: int = 0
-    grammars: Any = None
-    """A `grammars.Grammars`, unless vLLM compiles grammars."""
+    grammars: Any = None  # a `grammars.Grammars`, unless vLLM compiles grammars
 
     def prepare(self, sampling: Sampling) -> None:
         """Check the options and compile the grammar in the caller's thread. Raises ValueError."""
@@ -240,9 +284,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
             self.grammars.matcher(sampling)
 
     def check(self, request: GenerationRequest, *, virtual_tokens: int | None = None) -> None:
-        """Raise ValueError if the engine cannot serve a request. `virtual_tokens`: length of its soft prompt; None if
-        the engine does not support adapters.
-        """
+        """Raise ValueError if the engine cannot serve a request. `virtual_tokens`: None if it supports no adapters."""
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
             raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
@@ -284,8 +326,7 @@ class Written:
         self._text = ""
         self._given = 0
         self._shown, self._complete = 0, 0
-        self._ahead = 0
-        """Characters of `_text` from tokens after index `_complete`."""
+        self._ahead = 0  # characters of `_text` from tokens after index `_complete`
 
     def add(self, token: int, *, is_last: bool = False) -> str:
         """Add a token and return the new text. `is_last`: True if no token can follow."""

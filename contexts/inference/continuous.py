@@ -24,9 +24,8 @@ from stoker.contexts.forward import Layers, PrefixCache
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, ModelTexts, NewToken
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens
+from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens, positions_scored_at_once
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
-from stoker.contexts.inference.prompt_scores import positions_scored_at_once
 
 
 class StepsAhead:
@@ -52,9 +51,8 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self, *, follow: bool) -> tuple[int, list[tuple[int, int]]]:
-        """Read the launched step, if any. Return its row length and a token per running request (-1: none drawn).
-
-        With `follow`, first launch the next step, if its rows are known without these tokens.
+        """Read the launched step, if any; with `follow`, first launch the next one if its rows are known. Return the row
+        length and a token per running request (-1: none drawn).
         """
         unread, self._unread = self._unread, None
         if unread is None:
@@ -128,8 +126,7 @@ class ContinuousEngine:
         self._asleep = False
         self._budget = 0
         self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing) if graphs is not None else None
-        self._settled: list[NewToken] = []
-        """Tokens that were read between two calls of `step`, for the next call."""
+        self._settled: list[NewToken] = []  # tokens that were read between two calls of `step`, for the next call
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:

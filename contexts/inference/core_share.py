@@ -26,12 +26,9 @@ import torch
 
 log = logging.getLogger(__name__)
 
-_WINDOW_S = 0.5
-"""Seconds of computation between two checks of the processor time."""
-_CROWDED = 0.75
-"""The library uses fewer threads if each gets less than this share of a core and no core was idle."""
-_IDLE = 0.8
-"""Mean number of idle cores that a library needs before it adds a thread."""
+_WINDOW_S = 0.5  # seconds of computation between two checks of the processor time
+_CROWDED = 0.75  # the library uses fewer threads if each gets less than this share of a core and no core was idle
+_IDLE = 0.8  # mean number of idle cores that a library needs before it adds a thread
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
@@ -46,8 +43,7 @@ class CoreShare:
         cpu_time: Callable[[], float] = time.process_time,
     ) -> None:
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
-        self._most: int | None = None
-        """Maximum number of threads; None: no limit."""
+        self._most: int | None = None  # maximum number of threads; None: no limit
         self._wall_s = self._cpu_s = self._thread_s = 0.0
         self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
         self._tries = False
@@ -122,8 +118,7 @@ def compute_context_for_device(device: str) -> Callable[[], contextlib.AbstractC
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 
-_SOFT = 1
-"""`omp_pause_soft` (OpenMP 5.0 §3.2.43): threads end, settings stay. The next operation starts new threads."""
+_SOFT = 1  # `omp_pause_soft` (OpenMP 5.0 §3.2.43): threads end, settings stay. The next operation starts new threads
 
 
 def release_helper_threads() -> None:

@@ -20,11 +20,9 @@ from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart,
 from stoker.contexts.inference.kernels import TokenDraw, sample_tokens
 from stoker.units import show_bytes
 
-_WARM_UPS = 2
-"""Number of runs before a capture, in which libraries allocate workspaces and choose kernels."""
+_WARM_UPS = 2  # number of runs before a capture, in which libraries allocate workspaces and choose kernels
 
-Replay = Callable[[], None]
-"""A function that enqueues captured work on the device and returns without waiting."""
+Replay = Callable[[], None]  # a function that enqueues captured work on the device and returns without waiting
 
 
 class CudaGraphs:
@@ -37,9 +35,7 @@ class CudaGraphs:
         self.held_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Warm up and capture a function on a side stream, so that other threads may use CUDA (`thread_local`). The
-        outputs of the function are undefined until the first replay.
-        """
+        """Warm up and capture a function on a side stream, so that other threads may use CUDA (`thread_local`)."""
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
@@ -191,9 +187,8 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, captured first if needed. Return None if the capture fails.
-
-        `after`: previous step, whose tokens are read on the device; the shape must then have a graph.
+        """Launch a step, captured first if needed. Return None if the capture fails. `after`: previous step, whose
+        tokens are read on the device; the shape must then have a graph.
         """
         if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
             return None

@@ -34,8 +34,7 @@ class RowArray:
         self._shape = (heads, tokens, size)
         self._devices, self._dtype = devices, dtype
         self.capacity = 0
-        self.version = 0
-        """Number of moves of the keys and values to new addresses."""
+        self.version = 0  # number of moves of the keys and values to new addresses
         self.keys = [self._empty(0, device) for device in devices]
         self.values = [self._empty(0, device) for device in devices]
 
@@ -71,9 +70,7 @@ class KVStore:
         return self.token_bytes * self.allocated_tokens
 
     def ensure_row(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give a request a row of at least `tokens` tokens, with the content of its old row. All arrays together have
-        at most `room_tokens` tokens.
-        """
+        """Give a request a row of at least `tokens` tokens. All arrays together have at most `room_tokens` tokens."""
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -153,9 +150,7 @@ class ReadPart:
 
 
 class DecodePart:
-    """A decode step of the first `len(positions)` rows of an array. Attention covers tokens up to the largest of
-    `places` (the positions on the host), or without `places` whole rows.
-    """
+    """A decode step of the first rows of an array. Attention covers tokens up to the largest of `places`, if given."""
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -287,10 +282,7 @@ class LeanDecoder:
         *,
         adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
-        """Compute the parts, write their keys and values, and return the last hidden states `[tokens, width]`.
-
-        `tokens`, `positions`: one number per token, for all parts in order. `adapted`: adapters of the tokens.
-        """
+        """Compute the parts in order, write their keys and values, and return the hidden states `[tokens, width]`."""
         x = self._embed(tokens)
         if adapted is not None:
             adapted.embed(x)

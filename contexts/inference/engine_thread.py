@@ -28,14 +28,15 @@ from stoker.contexts.ambient import CallStop, Evicted, TextSink
 from stoker.contexts.inference.adapter import (
     DeviceShare,
     EngineLoad,
+    EngineWork,
     GenerationRequest,
     InferenceEngine,
     NewToken,
     Sampling,
     create_device_share,
+    work_of,
 )
 from stoker.contexts.inference.core_share import release_helper_threads
-from stoker.contexts.inference.engine_work import EngineWork, work_of
 from stoker.contexts.inference.options import OptionRefused
 from stoker.errors import StokerError
 
@@ -43,12 +44,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PACE = 0.2
-"""Weight of the last step in the forecast of the next step's duration."""
-_EXIT_S = 30.0
-"""Maximum seconds that an exiting process waits for a running step."""
-_CHECK_EVERY_S = 0.1
-"""Seconds between two checks for a stop request while a call waits for the model."""
+_PACE = 0.2  # weight of the last step in the forecast of the next step's duration
+_EXIT_S = 30.0  # maximum seconds that an exiting process waits for a running step
+_CHECK_EVERY_S = 0.1  # seconds between two checks for a stop request while a call waits for the model
 
 
 class Generation:
@@ -64,7 +62,7 @@ class Generation:
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
-        # Each step reads these fields (`engine_work`), so properties would be too slow.
+        # Each step reads these fields (`work_of`), so properties would be too slow.
         self.made = 0
         self.prompt_tokens = len(request.prompt)
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
@@ -201,9 +199,7 @@ class EngineThread:
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model between two steps, and return its result. Raises Evicted if the call must
-        stop before the function has started.
-        """
+        """Run a function between two steps. Raises Evicted if the call must stop before the function has started."""
         self._check_not_forked()
         stop = ambient.current_call_stop()
         stop.check()

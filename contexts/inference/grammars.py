@@ -7,10 +7,8 @@ grammar without any valid text is refused early. llguidance stops a compilation 
 from __future__ import annotations
 
 import copy
+import functools
 import json
-import threading
-from collections import OrderedDict
-from functools import cached_property
 from typing import Any
 
 from stoker.contexts.inference.adapter import Sampling
@@ -31,8 +29,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, *, ends: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._ends = ends
-        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compiled = functools.lru_cache(_MOST_COMPILED)(self._compile)
 
     def matcher(self, sampling: Sampling) -> Any:
         """Return an `LLMatcher` at the start of the text, or None without a grammar. Raises OptionRefused."""
@@ -40,23 +37,12 @@ class Grammars:
             return None
         option, value = sampling.structure
         form = value if isinstance(value, str) else json.dumps(list(value))
-        with self._lock:
-            compiled = self._compiled.get((option, form))
-            if compiled is not None:
-                self._compiled.move_to_end((option, form))
-        if compiled is None:
-            compiled = self._compile(option, form)
-            with self._lock:
-                self._compiled[option, form] = compiled
-                while len(self._compiled) > _MOST_COMPILED:
-                    self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+        return self._compiled(option, form).deep_copy()
 
     def _compile(self, option: str, form: str) -> Any:
         if len(form) > _MOST_CHARACTERS:
-            raise OptionRefused(
-                option, f"the {_WORDS[option]} has {len(form):,} characters; at most {_MOST_CHARACTERS:,} are allowed"
-            )
+            why = f"the {_WORDS[option]} has {len(form):,} characters; at most {_MOST_CHARACTERS:,} are allowed"
+            raise OptionRefused(option, why)
         try:
             reader = self._reader
         except ImportError as error:
@@ -85,7 +71,7 @@ class Grammars:
             raise OptionRefused(option, f"the {_WORDS[option]} cannot be compiled: {what}")
         return matcher
 
-    @cached_property
+    @functools.cached_property
     def _reader(self) -> Any:
         from llguidance.hf import from_tokenizer
 

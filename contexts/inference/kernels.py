@@ -18,9 +18,16 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from stoker.contexts.inference.adapter import Finish, GenerationRequest, ModelTexts, NewToken, Sampling, TokenChance
+from stoker.contexts.inference.adapter import (
+    Finish,
+    GenerationRequest,
+    ModelTexts,
+    NewToken,
+    PromptToken,
+    Sampling,
+    TokenChance,
+)
 from stoker.contexts.inference.peft_adapters import Adapter
-from stoker.contexts.inference.prompt_scores import PromptScores
 from stoker.contexts.inference.token_rules import apply_token_rules, build_token_rules
 
 
@@ -46,9 +53,7 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 class PackedLinear:
-    """Linear layers with the same input, computed as one matrix product if that is faster. `packs`: dtype of the weight
-    copy, or None.
-    """
+    """Linear layers with the same input, as one matrix product if that is faster. `packs`: dtype of a weight copy."""
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
@@ -151,9 +156,7 @@ def attend_by_matrix_products(
 
 
 ON_GPU: DecodeAttention = attend_with_grouped_queries
-"""Attention on a GPU. With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each
-head and computes in `float32`.
-"""
+"""With a mask, PyTorch's `enable_gqa` copies keys and values for each head on a GPU and computes in `float32`."""
 
 
 NOT_FINITE = "the model's numbers for the next token are not finite"
@@ -178,10 +181,8 @@ def combine_seed_pair(seed: tuple[int, int]) -> int:
 
 
 def sample_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """Return a token for each row of logits `[rows, vocabulary]`, or -1 if the logits are not finite.
-
-    `draws`: `float64` `[3, rows]` with temperature (above 0), `top_p` and random number. `nucleus`: True to apply
-    `top_p`.
+    """Return a token for each row of logits `[rows, vocabulary]`, or -1 if they are not finite. `draws`: `float64`
+    `[3, rows]` with temperature (above 0), `top_p` (with `nucleus`) and random number.
     """
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
@@ -213,9 +214,7 @@ def sample_or_argmax_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> lis
 
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """Return the likeliest token of each row, the first of equal ones. On a CPU, compute the maximum of each part of a
-    row first, because PyTorch's `argmax` is slow in half precision.
-    """
+    """Return the likeliest token of each row. PyTorch's `argmax` is slow on CPUs in half precision, so split rows."""
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:
@@ -226,10 +225,47 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
     return list((part * (size // parts) + inside).tolist())
 
 
+# ---- texts
+
+_LOGITS_AT_ONCE = 8_000_000
+_LARGE_VOCABULARY = 262_144
+
+
+def positions_scored_at_once(vocabulary: int) -> int:
+    """Return how many positions of a prompt to score together, so that their logits need about 32 MB."""
+    return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
+
+
+class PromptScores:
+    """The log-likelihoods of a prompt's tokens. `most`: likeliest tokens each. `before`: length of the soft prompt."""
+
+    def __init__(self, prompt: Sequence[int], *, most: int, before: int = 0) -> None:
+        self._most = most
+        self._before = before
+        self._tokens = [PromptToken(token) for token in prompt]
+
+    @property
+    def tokens(self) -> tuple[PromptToken, ...]:
+        return tuple(self._tokens)
+
+    def take(self, start: int, logits: torch.Tensor) -> None:
+        """Score the tokens that follow the positions from `start`. `logits`: `[positions, vocabulary]`."""
+        first = start + 1 - self._before
+        skipped = max(0, 1 - first)  # the first token and tokens of a soft prompt have no likelihood
+        tokens = [each.token for each in self._tokens[first + skipped : max(0, first + len(logits))]]
+        if not tokens:
+            return
+        rows = logits[skipped : skipped + len(tokens)].float()
+        total = rows.logsumexp(dim=-1, keepdim=True)
+        own = rows.gather(-1, torch.tensor(tokens, device=rows.device)[:, None]) - total
+        chances, likeliest = rows.topk(min(self._most, rows.shape[-1]))
+        found = zip(tokens, own[:, 0].tolist(), likeliest.tolist(), (chances - total).tolist(), strict=True)
+        for at, (token, logprob, ids, logprobs) in enumerate(found, start=first + skipped):
+            self._tokens[at] = PromptToken(token, logprob, tuple(map(TokenChance, ids, logprobs)))
+
+
 class Writing:
-    """A request and its text so far. `ids`: token ids in the cache, 0 for each token of a soft prompt. `scores`:
-    requested likelihoods of the prompt's tokens, until the first new token.
-    """
+    """A request and its text so far. `ids`: tokens in the cache (0 in a soft prompt). `scores`: of the prompt."""
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
         self.request = request
@@ -271,9 +307,7 @@ class Writing:
 
 
 def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int | Exception]:
-    """Return the next token of each request from its row of logits, or an exception. May change `logits` if no request
-    needs likelihoods.
-    """
+    """Return each request's next token, or an exception. May change `logits` if no request needs likelihoods."""
     ruled = [at for at, writing in enumerate(writings) if writing.rules is not None]
     draws = [writing.draw for writing in writings]
     if not ruled:

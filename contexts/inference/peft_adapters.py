@@ -21,15 +21,12 @@ from torch.nn.functional import linear
 from stoker.contexts.adapter_files import GROUPS, VECTORS, WEIGHTS, BaseShapes, read_adapter_files
 from stoker.contexts.inference.options import OptionRefused
 
-_SHARE = 4
-"""Limit of kept adapters: the base model's bytes divided by this number. Open requests may exceed the limit."""
+_SHARE = 4  # limit of kept adapters: the base model's bytes divided by this number. Open requests may exceed the limit
 _IDS = 1 << 32
 
 
 class Adapter:
-    """The weights of one adapter on the host. `matrices`: A `[rank, in]` and scaled B `[out, rank]` by layer and
-    projection. `vectors`: soft prompt `[tokens, width]`.
-    """
+    """Weights of an adapter: A `[rank, in]` and scaled B `[out, rank]` by layer and projection, or a soft prompt."""
 
     _numbers = itertools.count(1)
 
@@ -63,9 +60,7 @@ class Adapter:
 
 
 class AdapterCache:
-    """The adapters of a base model by name, loaded at first use. The least recently used adapter is dropped first.
-    `share_of`: bytes of the base model's weights.
-    """
+    """The recently used adapters of a base model by name. `share_of`: bytes of the base model's weights."""
 
     def __init__(self, folders: Mapping[str, str], base: BaseShapes, *, dtype: torch.dtype, share_of: int) -> None:
         self._folders = folders

@@ -28,17 +28,14 @@ from stoker.contexts.step_times import (
     times_of,
 )
 
-COLD_STEPS = 4
-"""First steps of a process that are ignored, because memory and kernels are cold."""
+COLD_STEPS = 4  # first steps of a process that are ignored, because memory and kernels are cold
 
 
 class StepCollector:
     def __init__(self) -> None:
         self.known = StepModel()
-        self.paused = False
-        """True while a profiler measures."""
-        self.urgent = False
-        """True if a profiler's times are to be sent."""
+        self.paused = False  # true while a profiler measures
+        self.urgent = False  # true if a profiler's times are to be sent
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
@@ -76,13 +73,11 @@ class StepCollector:
         return times
 
 
-PROFILED_LENGTH = 4096
-"""Maximum tokens of a measured prompt."""
+PROFILED_LENGTH = 4096  # maximum tokens of a measured prompt
 _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
-_WEIGHT = 20
-"""A profiler's median counts as much as this number of measured steps."""
+_WEIGHT = 20  # a profiler's median counts as much as this number of measured steps
 _FIRST_ID = 1 << 60
 
 

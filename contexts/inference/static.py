@@ -29,8 +29,7 @@ from stoker.contexts.inference.adapter import (
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
 from stoker.contexts.inference.decode_graphs import CudaGraphs, DecodeGraphs, cuda_graphs
 from stoker.contexts.inference.decoder import LeanDecoder, build_lean_decoder
-from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes
-from stoker.contexts.inference.prompt_scores import positions_scored_at_once
+from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes, positions_scored_at_once
 
 # ---- static
 
@@ -228,9 +227,7 @@ def _weight_copy_dtype(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the cache size in bytes: the declared memory minus weights and process, or else a quarter of the free
-    memory, at most 2 GB on a CPU and 16 GB on a GPU.
-    """
+    """Return the declared memory minus weights and process, or else a quarter of the free memory up to a limit."""
     declared = ambient.device_memory_bytes()
     if declared:
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

@@ -35,8 +35,7 @@ class TokenRules:
         self.biased = np.array(list(bias), dtype=np.int64)
         self.biases = np.array(list(bias.values()), dtype=np.float32)
         self.ends = np.array(ends, dtype=np.int64)
-        self.left = int(options.get("min_tokens", 0))
-        """Tokens to write before the text may end."""
+        self.left = int(options.get("min_tokens", 0))  # tokens to write before the text may end
         self.repetition = float(options.get("repetition_penalty", 1))
         self.frequency = float(options.get("frequency_penalty", 0))
         self.presence = float(options.get("presence_penalty", 0))
@@ -103,9 +102,7 @@ def build_token_rules(request: GenerationRequest, texts: ModelTexts) -> TokenRul
 
 
 def apply_token_rules(rules: Sequence[TokenRules], logits: torch.Tensor) -> torch.Tensor:
-    """Apply the rules of each row to `logits`, `[len(rules), vocabulary]`, and return `float32`; -inf forbids a token.
-    May change `logits`.
-    """
+    """Apply the rules of each row to `logits`, which may change. Return `float32`; -inf forbids a token."""
     logits = logits.float()
     _bias(rules, logits)
     _penalise(rules, logits)

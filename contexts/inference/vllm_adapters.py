@@ -19,8 +19,7 @@ from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.peft_adapters import Adapter, find_adapter_folder
 from stoker.contexts.prompts import Ids
 
-_AT_ONCE = 8
-"""LoRA adapters in a step on a GPU, because each needs reserved memory."""
+_AT_ONCE = 8  # LoRA adapters in a step on a GPU, because each needs reserved memory
 
 
 class VLLMAdapter(NamedTuple):

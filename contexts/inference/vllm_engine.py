@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
@@ -28,11 +28,13 @@ from stoker.contexts.inference.adapter import (
     GenerationRequest,
     NewToken,
     PromptToken,
+    Sampling,
+    TokenChance,
     Written,
 )
-from stoker.contexts.inference.options import ENGINE_OPTIONS, OptionRefused
+from stoker.contexts.inference.kernels import combine_seed_pair
+from stoker.contexts.inference.options import ENGINE_OPTIONS, STRUCTURES, OptionRefused
 from stoker.contexts.inference.vllm_adapters import NO_ADAPTER, VLLMAdapter
-from stoker.contexts.inference.vllm_requests import chances_of, prompt_with_logprobs, vllm_sampling_params
 from stoker.contexts.inference.vllm_start import VLLMStart
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
@@ -42,11 +44,9 @@ from stoker.units import show_bytes
 log = logging.getLogger(__name__)
 
 _USUAL_ROW_TOKENS = 512
-_LABELS_AT_ONCE = 128
-"""Maximum tokens whose log-likelihoods vLLM returns in one request."""
+_LABELS_AT_ONCE = 128  # maximum tokens whose log-likelihoods vLLM returns in one request
 _PROBE_TOKENS = 8
-_LEAST_FREED_SHARE = 0.5
-"""A warning is logged if a sleep frees less than this share of the engine's memory."""
+_LEAST_FREED_SHARE = 0.5  # a warning is logged if a sleep frees less than this share of the engine's memory
 
 
 class _RunningText:
@@ -73,8 +73,7 @@ class VLLMEngine:
         self.reused_tokens = 0
         self._texts = prompts.texts()
         self._open: dict[str, _RunningText] = {}
-        self._early: list[NewToken] = []
-        """Tokens that were written while labels were scored."""
+        self._early: list[NewToken] = []  # tokens that were written while labels were scored
         self._load = EngineLoad()
         self._numbers = 0
         self._freed_bytes = 0
@@ -335,3 +334,38 @@ def start_engine(
     ends = end_tokens(start.end_tokens, tokenizer)
     prompts = PromptReader(tokenizer, ends=ends, longest=start.model_longest, vocabulary=start.vocabulary)
     return VLLMEngine(start, prompts), how
+
+
+# ---- requests and log-likelihoods of vLLM
+
+_OWN_OPTIONS = ("ignore_eos", "stop_token_ids")
+
+
+def vllm_sampling_params(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
+    """Return the vLLM options of a request. vLLM always writes at least one token."""
+    form, value = sampling.structure or ("", None)
+    held = StructuredOutputsParams(**{"json" if form == "json_schema" else form: value}) if form else None
+    others = {name: value for name, value in sampling.engine_options if name not in (*_OWN_OPTIONS, *STRUCTURES)}
+    return SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=max(1, sampling.max_new_tokens),
+        seed=combine_seed_pair(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
+        stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=held,
+        prompt_logprobs=sampling.prompt_logprobs or None, output_kind=RequestOutputKind.DELTA, **others,
+    )  # fmt: skip
+
+
+def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
+    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's by token."""
+    ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
+    likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
+    return float(told[token].logprob), likeliest
+
+
+def prompt_with_logprobs(
+    prompt: Sequence[int], told: Sequence[dict[int, Any] | None], *, most: int
+) -> tuple[PromptToken, ...]:
+    """Return a prompt's tokens with their log-likelihoods. `told`: vLLM's by position (None for the first)."""
+    return tuple(
+        PromptToken(token, *chances_of(token, chances, most=most)) if chances else PromptToken(token)
+        for token, chances in zip(prompt, told, strict=True)
+    )

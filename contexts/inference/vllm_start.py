@@ -34,8 +34,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_ROWS = 256
-"""Maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs."""
+_ROWS = 256  # maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs
 _UNDECLARED_FRACTION = 0.9
 _PROCESS_BYTES = 500_000_000
 _PART_BYTES = 1_000_000_000
@@ -44,8 +43,8 @@ _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """A started vLLM engine and its memory. The constructor raises StokerError if vLLM cannot start. `parts`: number of
-    devices that each layer is split over, starting with `device`. `adapters`: folders of PEFT adapters by name.
+    """A started vLLM engine and its memory. Raises StokerError. `parts`: number of devices that each layer is split
+    over, starting with `device`.
     """
 
     def __init__(

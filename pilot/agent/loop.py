@@ -68,8 +68,7 @@ class Loop:
         agent.carry_out = functools.partial(carry_out, agent)
         agent.check_standing = functools.partial(check_job, agent)
         LogWatch(agent)
-        self._signals: list[tuple[str, bool]] = []
-        """Names of new signals, each with True if the signal is a repetition."""
+        self._signals: list[tuple[str, bool]] = []  # names of new signals, each with True if the signal is a repetition
         self._signal_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
@@ -112,10 +111,8 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        """Wait for an event and read all input except the manager's frames.
-
-        The descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket. Therefore
-        check for frames first.
+        """Wait for an event and read all input except the manager's frames. Check for frames first, because the
+        descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket.
         """
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False

@@ -17,7 +17,6 @@ import math
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -35,10 +34,10 @@ from stoker.pilot.core.state import Stage
 from stoker.pilot.devices import PilotDevice, visible
 from stoker.pilot.devices import monitor as devices_monitor
 from stoker.pilot.devices.monitor import Reading
+from stoker.pilot.devices.probe import run_probe
 from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tree
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import DeviceId, LibraryId
-from stoker.units import show_signal
 
 # ---- walltime
 
@@ -250,7 +249,6 @@ def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading
 # ---- probes
 
 _TICK_S = 0.02
-_LIMIT_S = 60.0
 NO_PROBE = "never"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
@@ -279,7 +277,7 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
     device = agent.devices[name]
 
     def probe() -> None:
-        answer, said = run_probe(probe_command(agent.options), device)
+        answer, said = run_probe(probe_command(agent.options), name, visible((device,)))
         agent.later(lambda: agent.handle(events.Probed(name, answer, said)))
 
     threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
@@ -303,33 +301,3 @@ def report_driver_health(agent: Agent) -> None:
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
             agent.handle(events.DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
-
-
-def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.ProbeVerdict, str]:
-    """Probe a device. Return the verdict and the last line that the probe printed."""
-    name = device.facts.device
-    try:
-        process = subprocess.Popen(
-            [*command, name],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **visible((device,)), "STOKER_DEVICE": name},
-            start_new_session=True,
-        )
-    except OSError as error:
-        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
-    try:
-        output, _ = process.communicate(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()  # do not wait, because the driver may block the end of the process
-        return events.ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
-    said = output.decode(errors="replace").strip().splitlines()
-    code = process.returncode
-    if code in (-signal.SIGKILL, -signal.SIGTERM):
-        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was killed by a signal"
-    if code in [answer.value for answer in events.ProbeVerdict]:
-        answer = events.ProbeVerdict(code)
-        return answer, "" if answer is events.ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
-    how = show_signal(-code) if code < 0 else f"exit code {code}"
-    return events.ProbeVerdict.FAILED, f"{name} failed: its probe exited with {how}" + (f": {said[-1]}" if said else "")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stoker.contexts.inference.engine_work import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed
@@ -138,9 +138,7 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes that each device needs with all requests at their expected lengths (SLINFER eq. 2; 0 =
-        unknown), and the reason if a cache of fixed size is too small.
-        """
+        """Return bytes per device at expected lengths (SLINFER eq. 2; 0 = unknown), or why a fixed cache is full."""
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes
         cache = token_cache(library.recipe.needs, facts, library.cache, measured_bytes=measured)
@@ -169,9 +167,7 @@ class OfferInspector:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Remove the records of ended libraries, and of ended or refused calls of libraries whose requests have been
-        counted (`looked_at`).
-        """
+        """Remove records of ended libraries, and of ended calls of libraries whose requests have been counted."""
         libraries = self._state.libraries
         for notes in (self._taken, self._reported_requests):
             for number in [number for number in notes if number not in libraries]:

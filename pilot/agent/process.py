@@ -87,9 +87,7 @@ class LibraryProcess:
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read the socket once; with `to_end`, until its end. Return the messages, and True if the socket is open.
-        Invalid bytes, perhaps of user code, set `garbled`.
-        """
+        """Read the socket once, or `to_end`. Return messages, and True if it is open. Invalid bytes set `garbled`."""
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False

@@ -1,4 +1,4 @@
-"""Brings objects into the cache by a link, a clone or a fetch, and serves cached objects to other pilots."""
+"""Brings objects into the cache by a link or a fetch, and serves cached objects to other pilots."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Bringing:
                 if here is not None:
                     return here, _NOTHING
                 self._cache.make_room(self._ref)
-                look = self._link_or_clone_source(draft)
+                paths = [Path(source.path) for source in self._fetch.sources if source.path]
+                look = next(filter(None, (disk.link(path, draft, self._ref) for path in paths)), "")
                 if look:
                     with suppress(ChangedError):
                         return self._cache.enter(self._ref, draft, manifest=self._fetch.manifest, look=look), _NOTHING
@@ -71,13 +72,6 @@ class Bringing:
             ) from error
         except wire.PeerError as error:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
-
-    def _link_or_clone_source(self, draft: Path) -> str:
-        for path in [Path(source.path) for source in self._fetch.sources if source.path]:
-            if look := disk.link(path, draft, self._ref):
-                return look
-            disk.share(path, draft)
-        return ""
 
     def _fetch_into_cache(self, draft: Path, alone_s: float) -> tuple[Pin, FetchOutcome]:
         try:

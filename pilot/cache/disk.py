@@ -1,8 +1,7 @@
-"""The files of the cache: links, clones, signatures and sizes of objects, facts of entries, and waits for claims."""
+"""The files of the cache: links, signatures and sizes of objects, facts of entries, and waits for claims."""
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import os
@@ -22,14 +21,9 @@ from stoker.whole_files import draft_of
 
 # ---- objects
 
-_FICLONE = 0x40049409
-
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Create a hard link to a file in the cache. Return the signature of the file, or "" on failure.
-
-    The content is not read, so the file must be unchanged since the recipe was made (`ref.changed_ns`).
-    """
+    """Link a file that is unchanged since the recipe was made. Return its signature, or "" on failure."""
     try:
         facts = source.stat()
         if not stat.S_ISREG(facts.st_mode) or not _has_recorded_stat(facts, ref):
@@ -55,17 +49,6 @@ def has_source_changed(ref: ObjectRef) -> bool:
         return bool(ref.changed_ns) and not _has_recorded_stat(os.stat(ref.source), ref)
     except OSError:
         return False
-
-
-def share(source: Path, draft: Path) -> None:
-    """Clone a file if the file system supports clones. Callers verify the content of the clone."""
-    if not source.is_file() or draft.exists():
-        return
-    try:
-        with source.open("rb") as here, draft.open("xb") as there:
-            fcntl.ioctl(there, _FICLONE, here.fileno())
-    except OSError:
-        delete_tree(draft)
 
 
 def stat_signature(place: Path) -> str:

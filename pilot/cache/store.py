@@ -147,9 +147,7 @@ class ObjectCache:
                 return
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
-        """Move a complete draft into the cache. `look`: signature of a linked file. Raises OSError, or ChangedError if
-        the draft was changed.
-        """
+        """Move a complete draft into the cache. `look`: signature of a linked file. Raises OSError, ChangedError."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)

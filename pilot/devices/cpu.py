@@ -73,9 +73,7 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the cores that this process may use, at least one. Unless the batch system binds jobs to cores, the slot
-    number (HTCondor) or job id (Slurm) selects them.
-    """
+    """Return the cores of this process. If jobs are not bound to cores, the slot or job number selects them."""
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_cgroup_cpu_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
     count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))

@@ -25,8 +25,7 @@ from stoker.protocol.to_manager import DeviceFacts
 
 # ---- NVML
 
-LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
-"""NVML errors of a GPU that needs a reset."""
+LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")  # NVML errors of a GPU that needs a reset
 
 
 def load_nvml() -> Any:
@@ -298,9 +297,7 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
 
 
 def gpu_island_numbers(nvml: Any, handles: Sequence[Any], *, root: Path = Path("/")) -> list[int]:
-    """Return the island of each GPU as a number from 1 (0 = unknown): a group of GPUs that NVLink links, or without
-    NVLink the NUMA node.
-    """
+    """Return the island of each GPU from 1 (0 = unknown): GPUs linked by NVLink, or else the NUMA node."""
     if len(handles) < 2:
         return [0] * len(handles)
     linked = _linked(nvml, handles)

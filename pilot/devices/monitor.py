@@ -26,8 +26,7 @@ from stoker.pilot.devices.cpu import PilotDevice, cgroups, read_number_from_file
 
 # ---- memory of GPUs
 
-_FIRST_NAMESPACE = "pid:[4026531836]"
-"""Linux's initial PID namespace (PROC_PID_INIT_INO), equal on all machines."""
+_FIRST_NAMESPACE = "pid:[4026531836]"  # Linux's initial PID namespace (PROC_PID_INIT_INO), equal on all machines
 
 
 _K = TypeVar("_K")
@@ -65,8 +64,7 @@ def divide_gpu_memory_by_library(
 
 # ---- memory of the host
 
-FRESH_S = 5.0
-"""Seconds after an out-of-memory kill in which it explains why a library died."""
+FRESH_S = 5.0  # seconds after an out-of-memory kill in which it explains why a library died
 
 
 class OomKills:

@@ -12,17 +12,20 @@ kernel (PTX), because a node may lack PyTorch, and PyTorch starts slowly.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+import subprocess
 import sys
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.pilot.core.events import ProbeVerdict
+from stoker.units import show_signal
 
 # ---- the device
 
-_ROOM_BYTES = 64 * 1024 * 1024
-"""Bytes to fill in addition to the matrices."""
+_ROOM_BYTES = 64 * 1024 * 1024  # bytes to fill in addition to the matrices
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
 _COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
@@ -197,6 +200,40 @@ def _error(product: array[float], *, a: list[float], b: list[float], c: list[flo
 def _short(number: float) -> str:
     digit, _, power = f"{number:.0e}".partition("e")
     return f"{digit}e{int(power)}" if power else digit
+
+
+PROBE_LIMIT_S = 60.0
+
+
+def run_probe(
+    command: tuple[str, ...], name: str, environ: Mapping[str, str] | None = None
+) -> tuple[ProbeVerdict, str]:
+    """Run a command that probes a device. Return the verdict and the last line that it printed."""
+    try:
+        process = subprocess.Popen(
+            [*command, name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environ or {}), "STOKER_DEVICE": name},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
+    try:
+        output, _ = process.communicate(timeout=PROBE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # do not wait, because the driver may block the end of the process
+        return ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {PROBE_LIMIT_S:g} s"
+    said = output.decode(errors="replace").strip().splitlines()
+    code = process.returncode
+    if code in (-signal.SIGKILL, -signal.SIGTERM):
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} was killed by a signal"
+    if code in [answer.value for answer in ProbeVerdict]:
+        answer = ProbeVerdict(code)
+        return answer, "" if answer is ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
+    how = show_signal(-code) if code < 0 else f"exit code {code}"
+    return ProbeVerdict.FAILED, f"{name} failed: its probe exited with {how}" + (f": {said[-1]}" if said else "")
 
 
 def main(arguments: list[str]) -> int:

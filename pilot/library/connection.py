@@ -32,9 +32,8 @@ _TAIL_LINES = 20
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Settings of one library. `objects`: folder of the session for large results. `search_path`: folders to append to
-    `sys.path`. `host`: address of this machine for other pilots. `turns`: file of the turn board. `probe`: command that
-    tests a device.
+    """Settings of one library. `objects`: folder for large results. `host`: address of this machine for other pilots.
+    `turns`: file of the turn board. `probe`: command that tests a device.
     """
 
     pilot: str
@@ -241,9 +240,7 @@ class BatchReports:
         self._sent_at = -_EVERY_S
 
     def send_if_due(self, now: float) -> None:
-        """Send a report if a profiler has measured step times, or if the batch has changed and the last report is 10 s
-        old or the cache will be too small.
-        """
+        """Send a profiler's times now, and a changed batch every 10 s, or now if the cache will be too small."""
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
             return

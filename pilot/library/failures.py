@@ -11,8 +11,6 @@ import errno
 import opcode
 import os
 import re
-import signal
-import subprocess
 import sys
 import sysconfig
 import traceback
@@ -79,7 +77,6 @@ _NOT_COMPILED = frozenset(
 )
 """Instructions at which a traceback ends if Python code raised the exception or passed it on."""
 _MOST_LINKS = 20
-_PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _REQUEST_PATTERN = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _DEVICE_PATTERN = re.compile(r"GPU (\d+) has a total capacity")
@@ -148,10 +145,8 @@ def _is_raised_by_compiled_code(error: BaseException) -> bool:
     return package == where != "__main__" and package in _PACKAGES
 
 
-_PACKAGES = frozenset({"torch", "pynvml"})
-"""Packages whose Python code raises infrastructure failures."""
-_FORWARDING_MODULES = frozenset({"shutil"})
-"""Modules that raise a caught OSError again with file names."""
+_PACKAGES = frozenset({"torch", "pynvml"})  # packages whose Python code raises infrastructure failures
+_FORWARDING_MODULES = frozenset({"shutil"})  # modules that raise a caught OSError again with file names
 
 
 # ---- proofs
@@ -180,26 +175,13 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     return False
 
 
-def _has_failed_probe(device: str, command: tuple[str, ...]) -> bool:
-    try:
-        done = subprocess.run(
-            [*command, device],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={**os.environ, "STOKER_DEVICE": device},
-            timeout=_PROBE_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return True
-    except OSError:
-        return False
-    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may use the memory: no fault of the device
-    return not lacks_memory and done.returncode not in _NO_FAULT
+def _has_failed_probe(place: Place) -> bool:
+    from stoker.pilot.devices.probe import run_probe  # seldom needed
 
-
-_NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes and signals of a probe that do not indicate a fault of the device."""
+    found = [run_probe(place.probe, device) for device in place.devices if place.probe]
+    # If memory is short, this library may use it, which is no fault of the device.
+    failed = (ProbeVerdict.FAILED, ProbeVerdict.WRONG)
+    return any(verdict in failed and "out of memory" not in said.lower() for verdict, said in found)
 
 
 _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
@@ -207,9 +189,7 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
     Proof.DISK_IS_FULL: lambda error, place: is_full_disk_caused_by_others(error, place.folder),
     Proof.FILE_IS_THERE: lambda error, _place: is_there(_text(error).partition(": ")[2]),
     Proof.WITHIN_BUDGET: _is_within_budget,
-    Proof.DEVICE_FAILS: lambda _error, place: (
-        bool(place.probe) and any(_has_failed_probe(device, place.probe) for device in place.devices)
-    ),
+    Proof.DEVICE_FAILS: lambda _error, place: _has_failed_probe(place),
 }
 
 
@@ -224,9 +204,7 @@ _HEAD_ENDS = "--> end executable <--"  # in the file for standard error, Parsl w
 
 
 def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
-    """Set `command` and `last_lines` of Parsl's exception for a failed command, and return both as a short text, empty
-    for other exceptions. The output of the call begins at byte `log_from` of the log.
-    """
+    """Set `command` and `last_lines` of Parsl's exception for a failed command, and return both as a short text."""
     trace = error.__traceback__ if type(error).__name__ == BASH_FAILURE else None
     while trace is not None and trace.tb_frame.f_code.co_name != _BASH_EXECUTOR:
         trace = trace.tb_next

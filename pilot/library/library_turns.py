@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.inference.engine_work import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.pilot.library.packed_work import WORK_BYTES, packed
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -164,9 +164,7 @@ class TurnBoard:
 
 
 def unpack_board_rows(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows of a board file, each with the packed work. The agent must not map the file, because a truncated
-    mapped file kills a process.
-    """
+    """Return the rows of a board file with the packed work. (A truncated mapped file would kill the agent.)"""
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
         if (row := _read_row(number, data)) is not None:
@@ -221,10 +219,8 @@ class LibraryTurns:
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and take it. A library with more urgent work takes its turn first.
-
-        `due_at`: earliest due time of a token, on `time.monotonic`. `step_s`: expected seconds of the iteration (0:
-        unknown). `work`: returns the engine's work to publish, called after the next library was woken.
+        """Wait for a turn; more urgent work goes first. `due_at`: earliest due time of a token, on `time.monotonic`.
+        `step_s`: expected seconds (0: unknown). `work`: work to publish, called after the next library was woken.
         """
         row = self._ensure_own_row()
         if row is None:

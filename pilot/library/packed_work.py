@@ -7,15 +7,14 @@ import zlib
 
 import msgspec
 
-from stoker.contexts.inference.engine_work import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.decoding import UNREADABLE
 from stoker.protocol.ids import LibraryId
 
 MOST_PROMPTS = 32  # maximum number of listed prompts; the last entry merges all remaining prompts
 MOST_ANSWERS = 32  # maximum number of listed answers; an engine with more answers lists none
 _HEAD = struct.Struct("<II")  # checksum, and length of the rest
-WORK_BYTES = _HEAD.size + 128 + 37 * MOST_PROMPTS + 28 * MOST_ANSWERS
-"""At most 9 bytes per number, and 1 byte per list."""
+WORK_BYTES = _HEAD.size + 128 + 37 * MOST_PROMPTS + 28 * MOST_ANSWERS  # at most 9 bytes per number, and 1 byte per list
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[LibraryId, EngineWork]).decode
 

@@ -64,14 +64,12 @@ class LibraryServer:
         self.outbox = LibraryOutbox(sock, lost=self._lost)
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
         self.lane = PieceSender(library, send=self.outbox.send_pieces)
-        self._reads_for_call = False
-        """True if the thread of a call that waits for its client reads frames."""
+        self._reads_for_call = False  # true if the thread of a call that waits for its client reads frames
         self.side_by_side = SideBySide()
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._reading = threading.Lock()
-        self._handling = threading.RLock()
-        """Held while a call leaves the queue, and while messages are handled."""
+        self._handling = threading.RLock()  # held while a call leaves the queue, and while messages are handled
         self._slots = 1
         self._stopping = False
         self._served = 0

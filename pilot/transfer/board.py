@@ -185,9 +185,7 @@ S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
-"""Near the end of a fetch, a piece that has not arrived after `AGAIN_S` seconds, or after `AGAIN` times the recent
-seconds per piece, is requested from a second source.
-"""
+"""Near the end, a piece is also requested from a second source after 1 s, or 3 times the recent seconds per piece."""
 SPARED_S = 5.0  # seconds without a new piece after which pieces that peers have are also requested from the origin
 
 

@@ -20,8 +20,7 @@ from stoker.pilot.transfer.server import MOST
 SOURCES = MOST - 1  # number of source pilots in each answer of the seed
 TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
 FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
-UNHEARD_S, HELD_S = 4.0, 15.0
-"""Seconds before the seed sends a piece again that no pilot, or a pilot, has reported."""
+UNHEARD_S, HELD_S = 4.0, 15.0  # seconds before the seed sends a piece again that no pilot, or a pilot, has reported
 _CHECK_S = 0.5
 _MOST = 20_000
 _ALL_PIECES = -1  # every bit set: all pieces

@@ -17,9 +17,8 @@ import pytest
 from live.peers import until
 
 from stoker.contexts.ambient import CallStop
-from stoker.contexts.inference.adapter import GenerationRequest
+from stoker.contexts.inference.adapter import EngineWork, GenerationRequest, work_of
 from stoker.contexts.inference.engine_thread import Generation
-from stoker.contexts.inference.engine_work import EngineWork, work_of
 from stoker.pilot.library import library_turns
 from stoker.pilot.library.library_turns import (
     ROWS,
