@@ -272,7 +272,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     ends: frozenset[int]
     longest: int
     vocabulary: int = 0
-    grammars: Any = None  # a `grammars.Grammars`, unless vLLM compiles grammars
+    grammars: Any = None  # a `token_rules.Grammars`, unless vLLM compiles grammars
 
     def prepare(self, sampling: Sampling) -> None:
         """Check the options and compile the grammar in the caller's thread. Raises ValueError."""

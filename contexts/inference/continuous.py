@@ -51,8 +51,8 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self, *, follow: bool) -> tuple[int, list[tuple[int, int]]]:
-        """Read the launched step, if any; with `follow`, first launch the next one if its rows are known. Return the row
-        length and a token per running request (-1: none drawn).
+        """Read the launched step, if any; with `follow`, first launch the next one if its rows are known. Return the
+        row length and a token per running request (-1: none drawn).
         """
         unread, self._unread = self._unread, None
         if unread is None:

@@ -34,8 +34,7 @@ from stoker.contexts.inference.adapter import (
 )
 from stoker.contexts.inference.kernels import combine_seed_pair
 from stoker.contexts.inference.options import ENGINE_OPTIONS, STRUCTURES, OptionRefused
-from stoker.contexts.inference.vllm_adapters import NO_ADAPTER, VLLMAdapter
-from stoker.contexts.inference.vllm_start import VLLMStart
+from stoker.contexts.inference.vllm_start import NO_ADAPTER, VLLMAdapter, VLLMStart
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
 from stoker.errors import StokerError

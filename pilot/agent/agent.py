@@ -235,7 +235,7 @@ class Peers:
 
 
 class Fetching:
-    """A fetch of one object (`fetches`)."""
+    """A fetch of one object (`objects`)."""
 
     def __init__(self, order: FetchObject) -> None:
         self.order = order

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import assert_never
 
 from stoker.log_files import OUTPUT_BYTES, free_file_middle
-from stoker.pilot.agent import fetches, objects, observing, processes
+from stoker.pilot.agent import objects, observing, processes
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.observing import check_job
 from stoker.pilot.cache import store
@@ -212,7 +212,7 @@ class Loop:
             monitor.close()
         agent.peers.close()
         for name in list(agent.fetches):
-            fetches.stop(agent, name)
+            objects.stop_fetch(agent, name)
         agent.zygotes.close()
         agent.scratch.remove()
         agent.wires.close()
@@ -257,9 +257,9 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
         case commands.Expect(name=name):
             agent.peers.served.expect(name)
         case commands.StartFetch(order=order):
-            fetches.fetch(agent, order)
+            objects.fetch(agent, order)
         case commands.StopFetch(name=name):
-            fetches.stop(agent, name)
+            objects.stop_fetch(agent, name)
         case commands.TidySnapshots():
             store.remove_evicted_snapshots(agent.cache)
         case commands.BringArguments():

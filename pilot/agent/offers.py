@@ -19,8 +19,7 @@ from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
-from stoker.pilot.library.library_turns import TurnRow, TurnState, unpack_board_rows
-from stoker.pilot.library.packed_work import unpacked
+from stoker.pilot.library.library_turns import TurnRow, TurnState, unpack_board_rows, unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
 

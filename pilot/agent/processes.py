@@ -12,8 +12,7 @@ from typing import assert_never
 from stoker.contexts.recipe import Awareness
 from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.fetches import is_pilots_fault
-from stoker.pilot.agent.objects import is_snapshot_on_node
+from stoker.pilot.agent.objects import is_pilots_fault, is_snapshot_on_node
 from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.cache import disk

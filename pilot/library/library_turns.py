@@ -6,7 +6,7 @@ with a datagram.
 
 The board's lock protects only the order of turns. If the process that has the lock is stopped, other libraries continue
 after 50 ms. At worst, two libraries compute simultaneously for one iteration. A library loses its turn if its process
-died, was stopped, or takes much longer than announced. Each engine also writes its work (`packed_work`), which the
+died, was stopped, or takes much longer than announced. Each engine also writes its work (`packed`), which the
 agent reads without the lock.
 """
 
@@ -23,15 +23,52 @@ import os
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from stoker.contexts.inference.adapter import EngineWork
+from stoker.decoding import UNREADABLE
 from stoker.pilot.core.turns import TurnRequest, next_turns
-from stoker.pilot.library.packed_work import WORK_BYTES, packed
 from stoker.protocol.ids import DeviceId, LibraryId
+
+# ---- the work of an engine, with a checksum that detects half-written data
+
+MOST_PROMPTS = 32  # maximum number of listed prompts; the last entry merges all remaining prompts
+MOST_ANSWERS = 32  # maximum number of listed answers; an engine with more answers lists none
+_WORK_HEAD = struct.Struct("<II")  # checksum, and length of the rest
+WORK_BYTES = (
+    _WORK_HEAD.size + 128 + 37 * MOST_PROMPTS + 28 * MOST_ANSWERS
+)  # at most 9 bytes per number, and 1 byte per list
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[LibraryId, EngineWork]).decode
+
+
+def packed(library: LibraryId, work: EngineWork) -> bytes:
+    prompts = work.prompts
+    if len(prompts) > MOST_PROMPTS:
+        rest = prompts[MOST_PROMPTS - 1 :]
+        merged = (sum(tokens for tokens, *_ in rest), *rest[-1][1:3], 0)
+        work = work._replace(prompts=[*prompts[: MOST_PROMPTS - 1], merged])
+    if len(work.answers) > MOST_ANSWERS:
+        work = work._replace(answers=())
+    data = _encode((library, work))
+    return _WORK_HEAD.pack(zlib.crc32(data), len(data)) + data
+
+
+def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
+    """Decode a library id and the work of its engine. Return None if the bytes are damaged."""
+    checksum, length = _WORK_HEAD.unpack_from(data)
+    body = data[_WORK_HEAD.size : _WORK_HEAD.size + length]
+    if zlib.crc32(body) != checksum:
+        return None
+    try:
+        return _decode(body)
+    except UNREADABLE:
+        return None
+
 
 # ---- the board
 

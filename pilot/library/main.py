@@ -1,9 +1,11 @@
-"""The main function of a library's process, from settings to exit."""
+"""The main function of a library's process, from settings to exit, and the sleep of its context."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
+import inspect
 import os
 import signal
 import socket
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,25 +30,13 @@ from stoker.pilot.library.call_records import LogTail, Marker, ThreadTail, call_
 from stoker.pilot.library.connection import BatchReports, FrameReader, Settings
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.process import (
-    ClearedFolder,
-    LibraryFault,
-    ProcessGuard,
-    ScratchGuard,
-    Workplace,
-    context_file_paths,
-    exit_user_forked_child,
-    set_temporary_folder,
-    unshare_working_folder,
-)
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.sleeper import can_sleep, device_memory, host_memory, move_context
 from stoker.protocol import wire
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
-from stoker.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
-from stoker.protocol.to_library import Load
+from stoker.protocol.to_agent import Hello, Loaded, LoadFailed, SleepFailed, Slept, SnapshotMade, Woke
+from stoker.protocol.to_library import Load, Sleep, Wake
 
 _LEAST_AGE_S = 2.0
 _AGE_PER_LOAD = 10
@@ -82,10 +73,10 @@ def serve(number: int) -> None:
     recipe = order.recipe
     try:
         tail = LogTail(settings.log)
-        temporary = ClearedFolder(inside("tmp"))
-        set_temporary_folder(temporary.short_path)
-        links = context_file_paths(recipe, order.objects)
-        workplace = Workplace(inside("load"), temporary=temporary, links=links)
+        temporary = process.ClearedFolder(inside("tmp"))
+        process.set_temporary_folder(temporary.short_path)
+        links = process.context_file_paths(recipe, order.objects)
+        workplace = process.Workplace(inside("load"), temporary=temporary, links=links)
         workplace.enter_working_folder(recipe.home)
         found = _load(order, settings, say, workplace)
         if found is None:
@@ -102,7 +93,7 @@ def serve(number: int) -> None:
     gc.freeze()  # the garbage collector need not scan the context, which lives as long as the process
     if slots > 1:
         route()
-    guard = ProcessGuard(temporary=temporary if slots > 1 else None)
+    guard = process.ProcessGuard(temporary=temporary if slots > 1 else None)
     server = LibraryServer(
         sock, library=settings.library, context=context, calls_allowed=recipe.calls_per_library, guard=guard,
         reader=reader, host=settings.host, gang_key=settings.gang_key,
@@ -115,21 +106,21 @@ def serve(number: int) -> None:
         def make_way() -> None:
             if time.monotonic() > old_at:  # a new process imports the other version
                 what = "a function needs other versions of loaded modules"
-                server.leave(LibraryFault(infrastructure.OTHER_MODULES, what))
+                server.leave(process.LibraryFault(infrastructure.OTHER_MODULES, what))
 
         user_modules.before_replacing = make_way
 
     def make_runner(slot: int) -> Runner:
         own, output = temporary, cast("LogTail | ThreadTail", tail)
         if slots > 1:
-            own = ClearedFolder(inside(f"tmp-{slot}"))
+            own = process.ClearedFolder(inside(f"tmp-{slot}"))
             output = ThreadTail(settings.log, call_output_path(settings.folder, slot), ended=marker.ended)
-            if not unshare_working_folder():
+            if not process.unshare_working_folder():
                 server.side_by_side.mark_folder_as_shared()
         return Runner(
-            settings, slot=slot, marker=marker, workplace=Workplace(inside(f"slot-{slot}"), temporary=own, links=links),
-            tail=output, context=context, report=server.outbox.report, lane=server.lane, meetings=server.meetings,
-            guard=guard, leave=server.leave,
+            settings, slot=slot, marker=marker, tail=output, context=context, report=server.outbox.report,
+            workplace=process.Workplace(inside(f"slot-{slot}"), temporary=own, links=links), lane=server.lane,
+            meetings=server.meetings, guard=guard, leave=server.leave,
             place=Place(settings.folder, order.devices, recipe.needs.device_memory_bytes, settings.probe),
         )  # fmt: skip
 
@@ -146,7 +137,7 @@ def serve(number: int) -> None:
 
 
 def _load(
-    order: Load, settings: Settings, say: Callable[[Any], None], workplace: Workplace
+    order: Load, settings: Settings, say: Callable[[Any], None], workplace: process.Workplace
 ) -> tuple[Any, Loaded] | None:
 
     def offer(form: str, folder: str, made_s: float) -> None:
@@ -160,7 +151,7 @@ def _load(
         set_device_share_factory(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
-    ground = ScratchGuard(os.path.dirname(settings.folder))
+    ground = process.ScratchGuard(os.path.dirname(settings.folder))
     try:
         with hub:
             context = load_context(order.recipe, order.objects)
@@ -168,10 +159,10 @@ def _load(
             cache = token_cache_of(order.recipe, context)
             os.close(os.dup(2))  # raises OSError if the loader has left no free descriptor
         if os.getpid() != pid:
-            exit_user_forked_child(None)
+            process.exit_user_forked_child(None)
     except BaseException as error:  # a loader may call sys.exit
         if os.getpid() != pid:
-            exit_user_forked_child(error)
+            process.exit_user_forked_child(error)
         if ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)
         tail = connection.print_exception(error)
@@ -225,3 +216,72 @@ def _next_frame(reader: FrameReader) -> memoryview:
         if not reader.fill(block=True):
             raise SystemExit(1)
     return frame
+
+
+# ---- sleep, and memory
+
+
+def move_context(
+    order: Sleep | Wake, *, context: Any, name: str, devices: tuple[str, ...], settings: Settings
+) -> Slept | Woke | SleepFailed:
+    method = "sleep" if isinstance(order, Sleep) else "wake"
+    before, began = host_memory()[0], time.monotonic()
+    try:
+        getattr(context, method)()
+    except BaseException as error:
+        what = f"{method}() of the context {name} raised {type(error).__name__}: {error}"
+        return SleepFailed(settings.failure(FailureKind.CONTEXT, what, tail=connection.print_exception(error)))
+    seconds = time.monotonic() - began
+    gc.collect()
+    _return_freed_memory()  # also when awake, because an awake library has a lower limit of host memory
+    if isinstance(order, Wake):
+        return Woke(seconds)
+    resident = host_memory()[0]
+    return Slept(resident, max(0, resident - before), device_memory(devices), seconds)
+
+
+def can_sleep(context: Any) -> bool:
+    """Return True if a context's class has methods `sleep()` and `wake()` without required arguments."""
+    return all(_has_method_without_arguments(context, name) for name in ("sleep", "wake"))
+
+
+def _has_method_without_arguments(context: Any, name: str) -> bool:
+    if not callable(getattr(type(context), name, None)):  # a proxy object has every attribute
+        return False
+    method = getattr(context, name)
+    try:
+        inspect.signature(method).bind()
+    except (TypeError, ValueError):  # an argument is required, or C code has no signature
+        return False
+    return not inspect.iscoroutinefunction(method)
+
+
+def _cuda() -> Any:
+    torch: Any = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def _return_freed_memory() -> None:
+    """Return unused memory from the allocators to the device and the operating system."""
+    if cuda := _cuda():
+        cuda.empty_cache()
+    with suppress(OSError, AttributeError):  # the C library is not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the current and the peak host memory of this process, in bytes."""
+    found = {"VmRSS:": 0, "VmHWM:": 0}
+    with open("/proc/self/status") as file:
+        for line in file:
+            name, _, rest = line.partition("\t")
+            if name in found:
+                found[name] = int(rest.split()[0]) * 1024
+    return found["VmRSS:"], max(found.values())
+
+
+def device_memory(devices: tuple[str, ...]) -> int:
+    """Return the bytes that PyTorch has reserved on the fullest device, or 0 without a GPU."""
+    cuda = _cuda()
+    count = min(len(devices), cuda.device_count()) if cuda else 0
+    return max((int(cuda.memory_reserved(index)) for index in range(count)), default=0)

@@ -19,21 +19,11 @@ from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, is_caused_b
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library import failures
+from stoker.pilot.library import failures, pieces
 from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTail
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import in_short
 from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
-from stoker.pilot.library.pieces import (
-    GangMeetings,
-    PieceSender,
-    YieldingRun,
-    as_list,
-    can_be_drained,
-    drain,
-    run_in_event_loop,
-    yields,
-)
 from stoker.pilot.library.process import (
     LibraryFault,
     ProcessGuard,
@@ -64,8 +54,8 @@ _clock_ns = time.monotonic_ns
 class Runner:
     def __init__(
         self, settings: Settings, *, slot: int, marker: Marker, workplace: Workplace, tail: LogTail | ThreadTail,
-        context: Any, report: Callable[[CallProgress], None], lane: PieceSender | None = None,
-        meetings: GangMeetings | None = None, guard: ProcessGuard | None = None,
+        context: Any, report: Callable[[CallProgress], None], lane: pieces.PieceSender | None = None,
+        meetings: pieces.GangMeetings | None = None, guard: ProcessGuard | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None, place: failures.Place | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
@@ -83,7 +73,7 @@ class Runner:
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
-        self._yielding: YieldingRun | None = None
+        self._yielding: pieces.YieldingRun | None = None
         self._may_checkpoint = True
         self._log_from = NOWHERE
         self._pid = os.getpid()
@@ -168,16 +158,16 @@ class Runner:
                     payload = b""
         if not ok:
             self._exit_if_damaged()
-        run_s, pieces = ended - started, 0
+        run_s, count = ended - started, 0
         if self._yielding is not None:
-            run_s, pieces = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
+            run_s, count = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
             if not self._yielding.wait_until_all_pieces_taken():
                 self._finish()
                 return self._evicted(call)
         printed = self._finish()
         work.function.took(run_s)
         left = None if self.is_clean else self._workplace.left(work.function.name)
-        return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
+        return CallEnd(call, ok, payload, run_s, failure, printed, count, raised, left)
 
     def clean(self) -> LibraryFault | None:
         self._marker.idle(self._slot)  # the time limit of the call no longer counts
@@ -202,10 +192,10 @@ class Runner:
 
     def _await_or_drain_result(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
         if type(result) is CoroutineType:
-            result = run(run_in_event_loop, result, self.stop)
+            result = run(pieces.run_in_event_loop, result, self.stop)
         if not work.run.options.stream:
-            return run(self._as_list, result) if yields(result) else result
-        if not can_be_drained(result):
+            return run(self._as_list, result) if pieces.yields(result) else result
+        if not pieces.can_be_drained(result):
             raise TypeError(
                 f"{work.function.name} was called with stream=True and returned a"
                 f" {type(result).__name__}: yield the pieces, or return an iterator over them"
@@ -222,13 +212,13 @@ class Runner:
             ),
         )
         self._may_checkpoint = False
-        if not run(drain, result, self._put, self.stop):
+        if not run(pieces.drain, result, self._put, self.stop):
             raise Evicted
         return None
 
     def _as_list(self, result: Any) -> list[Any]:
         self._may_checkpoint = False
-        return as_list(result, self.stop)
+        return pieces.as_list(result, self.stop)
 
     def _put(self, piece: Any) -> bool:
         if os.getpid() != self._pid:

@@ -26,8 +26,7 @@ from stoker.contexts.inference.adapter import (
 )
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.errors import StokerError
-from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows
-from stoker.pilot.library.packed_work import unpacked
+from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 

@@ -17,7 +17,7 @@ from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
 from stoker.pilot.library.connection import BatchReports, Settings
-from stoker.pilot.library.sleeper import can_sleep, move_context
+from stoker.pilot.library.main import can_sleep, move_context
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import FailureKind

@@ -22,12 +22,14 @@ from stoker.contexts.inference.engine_thread import Generation
 from stoker.pilot.library import library_turns
 from stoker.pilot.library.library_turns import (
     ROWS,
+    WORK_BYTES,
     LibraryTurns,
     TurnBoard,
     TurnRow,
     TurnState,
+    packed,
+    unpacked,
 )
-from stoker.pilot.library.packed_work import WORK_BYTES, packed, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 WORKER = Path(__file__).with_name("turn_worker.py")
