@@ -216,20 +216,16 @@ class InferenceEngine(Protocol):
     def add(self, request: GenerationRequest) -> None:
         """Add a request. Raises ValueError if the request can never run."""
 
-    def step(self) -> list[NewToken]:
-        """Compute one step and return its tokens. Without requests, do nothing."""
+    def step(self) -> list[NewToken]: ...
 
-    def abort(self, request: int) -> None:
-        """Remove the request if it has not ended."""
+    def abort(self, request: int) -> None: ...
 
     def slots(self) -> int:
         """Return the number of requests that can run at the same time within the cache budget."""
 
-    def load(self) -> EngineLoad:
-        """Return the numbers of requests and totals."""
+    def load(self) -> EngineLoad: ...
 
-    def memory(self) -> EngineMemory:
-        """Return the device memory in use."""
+    def memory(self) -> EngineMemory: ...
 
     def resize(self, cache_bytes: int) -> None:
         """Change the cache budget. Raises ValueError if an open request would no longer fit into the cache."""
@@ -237,16 +233,13 @@ class InferenceEngine(Protocol):
     def sleep(self) -> None:
         """Free device memory until `wake`. Raises RuntimeError while requests run."""
 
-    def wake(self) -> None:
-        """End `sleep`."""
+    def wake(self) -> None: ...
 
-    def stop(self) -> None:
-        """Stop the engine for good."""
+    def stop(self) -> None: ...
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-_MOST_PARTS = 3
-"""Maximum tokens, and maximum replacement characters, of an incomplete character: UTF-8 uses up to four bytes."""
+_MOST_PARTS = 3  # maximum tokens and replacement characters of an incomplete character, because UTF-8 uses 4 bytes
 Decode = Callable[[list[int]], str]
 
 
