@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,21 +29,19 @@ from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens, 
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
 
 
+@dataclass(eq=False)
 class StepsAhead:
     """Launches captured decode steps, at most one step ahead."""
 
-    def __init__(
-        self, graphs: DecodeGraphs, batch: RunningBatch, store: KVStore, writing: Mapping[int, Writing]
-    ) -> None:
-        self.graphs = graphs
-        self._batch = batch
-        self._store = store
-        self._writing = writing
-        self._unread: LaunchedStep | None = None
+    graphs: DecodeGraphs
+    batch: RunningBatch
+    store: KVStore
+    writing: Mapping[int, Writing]
+    _unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
         """Launch a decode step. Return False if the step must run eagerly."""
-        if step.prefill or len(step.requests) < len(self._batch.running):
+        if step.prefill or len(step.requests) < len(self.batch.running):
             return False
         shape = self._shape()
         if shape is None or not self.graphs.due(shape):
@@ -60,7 +59,7 @@ class StepsAhead:
         if follow:
             self._unread = self._follow(unread)
         found = zip(unread.shape.requests, unread.tokens(), strict=True)
-        running = self._batch.running
+        running = self.batch.running
         return unread.shape.length, [(id, token) for id, token in found if id is not None and id in running]
 
     @property
@@ -72,7 +71,7 @@ class StepsAhead:
         self.graphs.drop()
 
     def _follow(self, unread: LaunchedStep) -> LaunchedStep | None:
-        batch, running = self._batch, self._batch.running.values()
+        batch, running = self.batch, self.batch.running.values()
         if batch.waiting and batch.has_room_for(batch.waiting[0]):
             return None
         if any(state.length >= state.reserved for state in running) or all(
@@ -85,14 +84,14 @@ class StepsAhead:
         return self.graphs.launch(shape, lambda id: self._next_row_input(id, behind=1), after=unread)
 
     def _shape(self) -> StepShape | None:
-        writing = [self._writing[id] for id in self._batch.running]
+        writing = [self.writing[id] for id in self.batch.running]
         if not all(each.is_capturable for each in writing):
             return None
-        return self.graphs.capturable_step_shape(list(self._store.arrays.values()), [each.draw for each in writing])
+        return self.graphs.capturable_step_shape(list(self.store.arrays.values()), [each.draw for each in writing])
 
     def _next_row_input(self, id: int, *, behind: int) -> RowInput:
-        writing = self._writing[id]
-        return RowInput(writing.ids[-1], self._batch.running[id].read + behind, writing.draw)
+        writing = self.writing[id]
+        return RowInput(writing.ids[-1], self.batch.running[id].read + behind, writing.draw)
 
 
 _USUAL_ROW_TOKENS = 512

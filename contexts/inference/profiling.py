@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +28,8 @@ from stoker.contexts.step_times import (
     powers_of_two_up_to,
     times_of,
 )
+
+T = TypeVar("T")
 
 COLD_STEPS = 4  # first steps of a process that are ignored, because memory and kernels are cold
 
@@ -139,12 +142,7 @@ class EngineProfiler:
             plans += [(1, start, count) for count in some if start + count <= self._longest - 8]
         for rows in powers_of_two_up_to(min(self._engine.slots(), 16), least=2):
             plans += [(rows, 0, count) for count in tokens[3 :: self._effort.stride] if rows * count <= most]
-        deadline = self._clock() + self._effort.samples_s / 2
-        for number, (rows, start, count) in enumerate(plans):
-            if self._clock() > deadline:
-                self._left_out += len(plans) - number
-                return
-            self._told(0.25 * number / len(plans), 1.0)
+        for rows, start, count in self._timed(plans, limit_s=self._effort.samples_s / 2, first=0.0, share=0.25):
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
@@ -163,26 +161,29 @@ class EngineProfiler:
     def _decode_samples(self) -> Iterator[StepSample]:
         rows = powers_of_two_up_to(self._engine.slots())[:: self._effort.stride]
         lengths = powers_of_two_up_to(self._longest - 16, least=_SHORTEST)[:: self._effort.stride]
-        deadline = self._clock() + self._effort.samples_s / 2
-        for at, length in enumerate(lengths):
-            for more, count in enumerate(rows):
-                self._told(0.25 + 0.25 * (at * len(rows) + more) / (len(rows) * len(lengths)), 1.0)
-                sample = None if self._clock() > deadline else self._decode([length] * count)
-                if sample is None:
-                    self._left_out += 1
-                else:
-                    yield sample
+        plans = [(length, count) for length in lengths for count in rows]
+        for length, count in self._timed(plans, limit_s=self._effort.samples_s / 2, first=0.25, share=0.25):
+            sample = self._decode([length] * count)
+            if sample is None:
+                self._left_out += 1
+            else:
+                yield sample
+
+    def _timed(self, plans: Sequence[T], *, limit_s: float, first: float, share: float) -> Iterator[T]:
+        """Yield plans until the time limit, report the progress, and count the remaining plans as left out."""
+        deadline = self._clock() + limit_s
+        for number, plan in enumerate(plans):
+            if self._clock() > deadline:
+                self._left_out += len(plans) - number
+                return
+            self._told(first + share * number / len(plans), 1.0)
+            yield plan
 
     # ---- workloads
 
     def _add_measured_errors(self, times: StepTimes) -> StepTimes:
         model = StepModel(times)
-        deadline = self._clock() + self._effort.workloads_s
-        for number in range(_WORKLOADS):
-            if self._clock() > deadline:
-                self._left_out += _WORKLOADS - number
-                break
-            self._told(0.5 + 0.5 * number / _WORKLOADS, 1.0)
+        for _ in self._timed(range(_WORKLOADS), limit_s=self._effort.workloads_s, first=0.5, share=0.5):
             self._measure_prefill_error(model)
             rows = self._chance.randint(1, self._engine.slots())
             sample = self._decode([self._length() for _ in range(rows)])

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.core.infrastructure import Proof, Sign, matching
+from stoker.pilot.devices.probe import run_probe
 from stoker.pilot.zygote.processes import tail
 
 # ---- full disks
@@ -176,8 +177,6 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
 
 
 def _has_failed_probe(place: Place) -> bool:
-    from stoker.pilot.devices.probe import run_probe  # seldom needed
-
     found = [run_probe(place.probe, device) for device in place.devices if place.probe]
     # If memory is short, this library may use it, which is no fault of the device.
     failed = (ProbeVerdict.FAILED, ProbeVerdict.WRONG)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
@@ -298,34 +299,26 @@ class PieceSender:
         self._batcher.add_pieces_of_runs(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
 
 
+@dataclass(eq=False)
 class YieldingRun:
-    def __init__(
-        self,
-        lane: PieceSender,
-        call: CallId,
-        number: int,
-        *,
-        is_to_end: Callable[[], bool],
-        on_waited: Callable[[float], None],
-    ) -> None:
-        self.call = call
-        self.number = number
-        self.count = 0
-        self.waited_s = 0.0  # seconds of waiting for the client
-        self.is_over = False
-        self._lane = lane
-        self._is_to_end = is_to_end
-        self._on_waited = on_waited
-        self._sizes: deque[int] = deque()
-        self._bytes = 0
+    lane: PieceSender
+    call: CallId
+    number: int
+    is_to_end: Callable[[], bool]
+    on_waited: Callable[[float], None]
+    count: int = 0
+    waited_s: float = 0.0  # seconds of waiting for the client
+    is_over: bool = False
+    _sizes: deque[int] = field(default_factory=deque)
+    _bytes: int = 0
 
     def put(self, piece: bytes) -> bool:
         """Send a piece once the window has room. Return False if the client no longer reads."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
-        with self._lane.changed:
+        with self.lane.changed:
             number = self._count(piece)
-        self._lane.say(Yielded(self.call, self.number, number, [piece]))
+        self.lane.say(Yielded(self.call, self.number, number, [piece]))
         return True
 
     # ---- texts from the engine's thread
@@ -333,15 +326,15 @@ class YieldingRun:
     def add(self, text: str) -> bool:
         """Accept a text as the next piece. Return False if the window is full."""
         piece = payloads.dumps(text, what="piece")
-        with self._lane.changed:
+        with self.lane.changed:
             if not self._has_room(len(piece)):
                 return False
             number = self._count(piece)
-        self._lane.relay(self, Yielded(self.call, self.number, number, [piece]))
+        self.lane.relay(self, Yielded(self.call, self.number, number, [piece]))
         return True
 
     def send(self) -> None:
-        self._lane.send_relayed()
+        self.lane.send_relayed()
 
     # ---- the window
 
@@ -365,16 +358,16 @@ class YieldingRun:
         return not sizes or (len(sizes) < WINDOW_PIECES and self._bytes + size <= WINDOW_BYTES)
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
-        if self._is_to_end():
+        if self.is_to_end():
             return False
         if is_over():
             return True
-        self._lane.say(Yielded(self.call, self.number, self.count, [], waits=True))
+        self.lane.say(Yielded(self.call, self.number, self.count, [], waits=True))
         began, before = time.perf_counter(), self.waited_s
         while not is_over():
-            self._lane.wait(lambda: is_over() or self._is_to_end())
+            self.lane.wait(lambda: is_over() or self.is_to_end())
             self.waited_s = before + time.perf_counter() - began
-            self._on_waited(self.waited_s)
-            if self._is_to_end():
+            self.on_waited(self.waited_s)
+            if self.is_to_end():
                 return False
         return True

@@ -234,8 +234,8 @@ class ObjectServer:
             while True:
                 with self._served.lend(name) as copy:
                     if copy is not None:
-                        lending = _PeerService(self, channel, copy, host=host)
-                        return lending.serve(wants_manifest=bool(request.get("manifest")))
+                        wants_manifest = bool(request.get("manifest"))
+                        return _PeerService(self, channel, copy, host).serve(wants_manifest=wants_manifest)
                 if not self._served.expects(name) or time.monotonic() > until:
                     channel.send({"error": "soon" if self._served.expects(name) else "absent"})
                     return channel.receive()
@@ -253,14 +253,17 @@ class ObjectServer:
                 self.serving -= free
 
 
+@dataclass(eq=False)
 class _PeerService:
-    def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
-        self._server, self._channel, self._copy, self._host = server, channel, copy, host
-        self._announced = 0
-        self._later: set[int] = set()
+    server: ObjectServer
+    channel: wire.Channel
+    copy: ObjectCopy
+    host: str
+    announced: int = 0
+    later: set[int] = field(default_factory=set)
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
-        copy, channel = self._copy, self._channel
+        copy, channel = self.copy, self.channel
         self._answer_open(wants_manifest)
         while True:
             request = channel.receive()
@@ -274,53 +277,53 @@ class _PeerService:
                 return request
 
     def _answer_open(self, wants_manifest: bool) -> None:
-        copy = self._copy
+        copy = self.copy
         whole = copy.complete
         manifest = copy.data if wants_manifest else b""
         if len(copy.pieces) == 1 and whole:
             size = piece_size_bytes(copy.pieces[0])
             header = {"manifest": len(manifest), "have": 0, "whole": True, "data": size}
-            self._channel.send_header(header, len(manifest) + size)
-            self._channel.send_body(manifest)
+            self.channel.send_header(header, len(manifest) + size)
+            self.channel.send_body(manifest)
             self._send_piece(copy.pieces[0])
-            self._announced = 1
+            self.announced = 1
             return
-        self._announced = len(copy.arrivals)
-        bits = b"" if whole else pack_piece_bits(copy.arrivals[: self._announced], len(copy.pieces))
+        self.announced = len(copy.arrivals)
+        bits = b"" if whole else pack_piece_bits(copy.arrivals[: self.announced], len(copy.pieces))
         header = {"manifest": len(manifest), "have": len(bits), "whole": whole, "data": 0}
-        self._channel.send(header, manifest, bits)
+        self.channel.send(header, manifest, bits)
 
     def _wait(self) -> None:
-        copy, until = self._copy, time.monotonic() + WAIT_S
+        copy, until = self.copy, time.monotonic() + WAIT_S
         while True:
             now = time.monotonic()
-            soonest = min(map(self._seconds_until_piece_free, self._later), default=WAIT_S)
+            soonest = min(map(self._seconds_until_piece_free, self.later), default=WAIT_S)
             if soonest <= 0 or now >= until:
                 return
             with copy.changed:
-                if len(copy.arrivals) > self._announced:
+                if len(copy.arrivals) > self.announced:
                     return
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_announce(self) -> list[int]:
         """Return new pieces for this peer, and a delayed piece that may be sent now."""
-        told = list(self._copy.arrivals[self._announced : self._announced + _MOST_ANNOUNCED_PIECES])
-        self._announced += len(told)
-        for index in self._later:
+        told = list(self.copy.arrivals[self.announced : self.announced + _MOST_ANNOUNCED_PIECES])
+        self.announced += len(told)
+        for index in self.later:
             if self._seconds_until_piece_free(index) <= 0:
-                self._later.discard(index)
+                self.later.discard(index)
                 return [*told, index]
         return told
 
     def _seconds_until_piece_free(self, index: int) -> float:
-        return self._server.sending.free_in(self._copy, index, host=self._host)
+        return self.server.sending.free_in(self.copy, index, host=self.host)
 
     def _piece(self, index: int) -> None:
-        copy, channel, sending = self._copy, self._channel, self._server.sending
+        copy, channel, sending = self.copy, self.channel, self.server.sending
         if not copy.has(index):
             channel.send({"error": "absent", "index": index, "have": self._pieces_to_announce()})
-        elif not sending.begin(copy, index, host=self._host):
-            self._later.add(index)
+        elif not sending.begin(copy, index, host=self.host):
+            self.later.add(index)
             channel.send({"error": "later", "index": index, "have": self._pieces_to_announce()})
         else:
             try:
@@ -333,12 +336,12 @@ class _PeerService:
     def _send_piece(self, piece: Piece) -> None:
         try:
             for part in piece:
-                with self._copy.file_of(part) as file:
-                    self._channel.send_file(file, part.offset, part.size_bytes)
-                with self._server.lock:
-                    self._server.sent_bytes += part.size_bytes
+                with self.copy.file_of(part) as file:
+                    self.channel.send_file(file, part.offset, part.size_bytes)
+                with self.server.lock:
+                    self.server.sent_bytes += part.size_bytes
         except OSError as error:  # the file was removed or damaged after the header
-            raise wire.PeerError(f"{self._copy.name} cannot be read any more: {error}") from error
+            raise wire.PeerError(f"{self.copy.name} cannot be read any more: {error}") from error
 
 
 def pack_piece_bits(indices: Iterable[int], count: int) -> bytes:
