@@ -151,12 +151,9 @@ class StaticEngine:
         tokens = [writing.ids[-1] for writing in self._batch]
         self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
         output: Any = self._runner.model(
-            input_ids=torch.tensor(tokens, device=self._runner.device)[:, None],
-            attention_mask=self._seen.long(),
-            position_ids=self._positions[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+            input_ids=torch.tensor(tokens, device=self._runner.device)[:, None], attention_mask=self._seen.long(),
+            position_ids=self._positions[:, None], past_key_values=self._cache, use_cache=True,
+        )  # fmt: skip
         self._positions = self._positions + 1
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits

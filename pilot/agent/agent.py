@@ -234,7 +234,7 @@ class Peers:
             self._server.close()
 
 
-class Fetching:
+class OngoingFetch:
     """A fetch of one object (`objects`)."""
 
     def __init__(self, order: FetchObject) -> None:
@@ -287,7 +287,7 @@ class Agent:
         self.wires = Wires()
         self.search_path = working_folder_if_exists()  # the program's folder, if the pilot was started there
         self.processes: dict[LibraryId, LibraryProcess] = {}
-        self.fetches: dict[str, Fetching] = {}
+        self.fetches: dict[str, OngoingFetch] = {}
         self.arrived: dict[str, Pin] = {}  # new objects, pinned until libraries have pinned them
         self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
         self.is_over = False  # True once the core has issued the command `Leave`

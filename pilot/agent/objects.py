@@ -22,7 +22,7 @@ from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
-from stoker.pilot.agent.agent import Agent, Fetching
+from stoker.pilot.agent.agent import Agent, OngoingFetch
 from stoker.pilot.cache import Bringing, DiskError, InUseError, ObjectCache, Pin, disk, store
 from stoker.pilot.core import events
 from stoker.pilot.core.commands import BringArguments
@@ -49,7 +49,7 @@ def is_pilots_fault(error: BaseException) -> bool:
 
 def fetch(agent: Agent, order: FetchObject) -> None:
     """Fetch an object from the sources in `order`, which replace earlier sources."""
-    fetching = agent.fetches.setdefault(order.object.name, Fetching(order))
+    fetching = agent.fetches.setdefault(order.object.name, OngoingFetch(order))
     fetching.order = order
     if order.origin:  # look for the origin in a thread, because the file system may not answer
         find = threading.Thread(target=_find_origin, args=(agent, fetching, order), name="objects-origin", daemon=True)
@@ -65,7 +65,7 @@ def stop_fetch(agent: Agent, name: str) -> None:
         fetching.bringing.stop()
 
 
-def _find_origin(agent: Agent, fetching: Fetching, order: FetchObject) -> None:
+def _find_origin(agent: Agent, fetching: OngoingFetch, order: FetchObject) -> None:
     path, seed, why = order.object.source, agent.peers.seed(), "there is none"
     origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
     if path and not (seed and agent.peers.carried):
@@ -77,7 +77,9 @@ def _find_origin(agent: Agent, fetching: Fetching, order: FetchObject) -> None:
     agent.later(lambda: _offer(agent, fetching, order, origin, why=why))
 
 
-def _offer(agent: Agent, fetching: Fetching, order: FetchObject, origin: list[ObjectSource], *, why: str = "") -> None:
+def _offer(
+    agent: Agent, fetching: OngoingFetch, order: FetchObject, origin: list[ObjectSource], *, why: str = ""
+) -> None:
     ref = order.object
     if agent.fetches.get(ref.name) is not fetching or fetching.order is not order:
         return
@@ -91,7 +93,7 @@ def _offer(agent: Agent, fetching: Fetching, order: FetchObject, origin: list[Ob
         agent.handle(events.SourceFailed(ref.name, what))
 
 
-def _start(agent: Agent, fetching: Fetching, ref: ObjectRef) -> Bringing:
+def _start(agent: Agent, fetching: OngoingFetch, ref: ObjectRef) -> Bringing:
     def lost(source: ObjectSource, why: str) -> None:
         agent.later(lambda: _lost(agent, fetching, source, why))
 
@@ -115,7 +117,7 @@ def _start(agent: Agent, fetching: Fetching, ref: ObjectRef) -> Bringing:
     return bringing
 
 
-def _arrived(agent: Agent, fetching: Fetching, ref: ObjectRef, here: Pin, outcome: FetchOutcome) -> None:
+def _arrived(agent: Agent, fetching: OngoingFetch, ref: ObjectRef, here: Pin, outcome: FetchOutcome) -> None:
     if agent.fetches.get(ref.name) is fetching:  # False if the fetch was stopped just now
         del agent.fetches[ref.name]
         agent.peers.served.settled(ref.name)
@@ -126,7 +128,7 @@ def _arrived(agent: Agent, fetching: Fetching, ref: ObjectRef, here: Pin, outcom
     agent.arrived.pop(ref.name).release()
 
 
-def _lost(agent: Agent, fetching: Fetching, source: ObjectSource, why: str) -> None:
+def _lost(agent: Agent, fetching: OngoingFetch, source: ObjectSource, why: str) -> None:
     name = fetching.order.object.name
     if agent.fetches.get(name) is not fetching:
         return
@@ -136,7 +138,7 @@ def _lost(agent: Agent, fetching: Fetching, source: ObjectSource, why: str) -> N
         agent.handle(events.SourceFailed(name, why, PilotId(source.label)))
 
 
-def _failed(agent: Agent, fetching: Fetching, why: str, *, ours: bool, is_in_use: bool) -> None:
+def _failed(agent: Agent, fetching: OngoingFetch, why: str, *, ours: bool, is_in_use: bool) -> None:
     name = fetching.order.object.name
     if agent.fetches.get(name) is not fetching:
         return

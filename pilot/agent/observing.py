@@ -237,12 +237,9 @@ def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading
     pids = {number: agent.processes[number].pid for number in here if number in agent.processes}
     processes = {number: frozenset(tree(pid)) for number, pid in pids.items() if pid}
     found = devices_monitor.divide_gpu_memory_by_library(
-        reading.by_process,
-        processes,
-        taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
-        bare_bytes=agent.bare_bytes.get(name, -1),
-        trusted=agent.sees_all_processes,
-    )
+        reading.by_process, processes, taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
+        bare_bytes=agent.bare_bytes.get(name, -1), trusted=agent.sees_all_processes,
+    )  # fmt: skip
     return {LibraryId(number): size for number, size in found.items() if size}
 
 

@@ -80,7 +80,7 @@ class Pin:
             self._descriptor = -1
 
 
-class _Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     file: Path
     facts: EntryFacts
     used_at: float
@@ -289,12 +289,12 @@ class ObjectCache:
         finally:
             os.close(descriptor)
 
-    def _read_entries(self) -> list[_Entry]:
+    def _read_entries(self) -> list[CacheEntry]:
         found = []
         for file in self._entries.glob("[!.]*"):
             with suppress(OSError):  # another pilot removed the entry
                 if (facts := read_facts(file)) is not None:
-                    found.append(_Entry(file, facts, file.stat().st_mtime))
+                    found.append(CacheEntry(file, facts, file.stat().st_mtime))
         return found
 
     def _coming(self, ref: ObjectRef) -> list[CachedObject]:

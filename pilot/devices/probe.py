@@ -211,13 +211,9 @@ def run_probe(
     """Run a command that probes a device. Return the verdict and the last line that it printed."""
     try:
         process = subprocess.Popen(
-            [*command, name],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(environ or {}), "STOKER_DEVICE": name},
-            start_new_session=True,
-        )
+            [*command, name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, **(environ or {}), "STOKER_DEVICE": name}, start_new_session=True,
+        )  # fmt: skip
     except OSError as error:
         return ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
     try:

@@ -177,14 +177,9 @@ def _load(
     seconds = time.monotonic() - started
     resident, peak = host_memory()
     return context, Loaded(
-        load_s=seconds,
-        resident_bytes=resident,
-        peak_bytes=peak,
-        device_bytes=device_memory(order.devices),
-        slots=0 if order.recipe.slots else slots,
-        cache=cache,
-        sleeps=can_sleep(context),
-    )
+        load_s=seconds, resident_bytes=resident, peak_bytes=peak, device_bytes=device_memory(order.devices),
+        slots=0 if order.recipe.slots else slots, cache=cache, sleeps=can_sleep(context),
+    )  # fmt: skip
 
 
 def _refusal(settings: Settings) -> OSError | None:

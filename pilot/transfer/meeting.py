@@ -147,11 +147,7 @@ def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
     except ValueError as error:
         raise wire.PeerError(f"a rank does not say which pieces it has: {error}") from error
     return meetings.meet(
-        str(request.get("object")),
-        str(request.get("address") or ""),
-        have=have,
-        wants=bool(request.get("wants", True)),
-        lost=map(str, lost),
-        alone=bool(request.get("alone")),
+        str(request.get("object")), str(request.get("address") or ""), have=have,
+        wants=bool(request.get("wants", True)), lost=map(str, lost), alone=bool(request.get("alone")),
         again_s=float(again_s),
-    )
+    )  # fmt: skip
