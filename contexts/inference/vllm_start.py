@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -79,27 +79,29 @@ class VLLMStart:
             arguments["gpu_memory_utilization"] = self._gpu_memory_fraction()
         else:
             weights = self._weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
+            compilers = shutil.which(os.environ.get("CXX") or "g++"), shutil.which("clang++")
             arguments |= {
                 "kv_cache_memory_bytes": self._cpu_cache_bytes(weights, parts=parts),
-                "enforce_eager": not _has_compiler(),
+                "enforce_eager": not any(compilers),
             }
         if parts > 1:  # each part of the model has its own process
             arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
             if not self.on_gpu:
                 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
+        set_num_threads = torch.set_num_threads  # vLLM replaces this function
         try:
-            with _restore_torch_thread_setter():
-                self.llm: Any = LLMEngine.from_engine_args(
-                    EngineArgs(**{
-                        "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True,
-                        "max_num_seqs": self.rows, "max_model_len": settings.max_model_len or -1, "max_logprobs": -1,
-                        "enable_prefix_caching": True, "enable_sleep_mode": self.sleeps, **arguments, **settings.vllm,
-                        **self.adapters.arguments(),
-                    })
-                )  # fmt: skip
+            self.llm: Any = LLMEngine.from_engine_args(
+                EngineArgs(**{
+                    "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True, "max_num_seqs": self.rows,
+                    "max_model_len": settings.max_model_len or -1, "max_logprobs": -1, "enable_prefix_caching": True,
+                    "enable_sleep_mode": self.sleeps, **arguments, **settings.vllm, **self.adapters.arguments(),
+                })
+            )  # fmt: skip
         except Exception as error:
             given = "".join(f", {name} = {value!r}" for name, value in settings.vllm.items())
             raise StokerError(f"vLLM cannot start with {folder} on {device}{given}: {error}") from error
+        finally:
+            torch.set_num_threads = set_num_threads
         if parts > 1:
             self.llm.engine_core.engine_core.model_executor.register_failure_callback(_kill_this_process)
         config = self.llm.vllm_config
@@ -168,19 +170,6 @@ def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
         with safe_open(file, framework="pt") as weights:
             numbers += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118  # no mapping
     return numbers * int(dtype.itemsize)
-
-
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
-
-
-@contextlib.contextmanager
-def _restore_torch_thread_setter() -> Iterator[None]:
-    before = torch.set_num_threads
-    try:
-        yield
-    finally:
-        torch.set_num_threads = before
 
 
 def _loaded_bytes(worker: Any) -> int:

@@ -57,7 +57,11 @@ def serve(number: int) -> None:
     sock.set_inheritable(False)
     sock.setblocking(True)
     reader = FrameReader(sock)
-    settings = _read_settings(reader)
+    data = _next_frame(reader)
+    try:
+        settings = connection.decode_settings(data)
+    except UNREADABLE as error:
+        raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
 
     def say(message: Any) -> None:
         sock.sendall(connection.pack([message]))
@@ -196,14 +200,6 @@ def _no_room(error: OSError, settings: Settings) -> str:
     what = f"the scratch disk is full ({settings.folder})" if is_full else f"its folder cannot be used: {error}"
     advice = "free disk space there, or set [pilot] scratch to another disk"
     return f"lib-{settings.library} on {settings.pilot}: {what}; {advice}"
-
-
-def _read_settings(reader: FrameReader) -> Settings:
-    data = _next_frame(reader)
-    try:
-        return connection.decode_settings(data)
-    except UNREADABLE as error:
-        raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
 
 
 def _next_frame(reader: FrameReader) -> memoryview:

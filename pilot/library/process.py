@@ -287,7 +287,9 @@ class ProcessGuard:
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         if self._has_spare_descriptors:
             self._outputs = {
-                number: (_duplicate_descriptor(number), _identity(number)) for number in (0, 1, 2) if _identity(number)
+                number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _identity(number))
+                for number in (0, 1, 2)
+                if _identity(number)
             }
         poll = select.poll()
         for number in self._outputs:
@@ -380,11 +382,6 @@ def _signals() -> tuple[bool, bool, bool]:
         signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
         signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN,
     )
-
-
-def _duplicate_descriptor(number: int) -> int:
-    """Duplicate a descriptor to a number above 2."""
-    return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _lowest_free_descriptor() -> int | None:
