@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -157,12 +157,12 @@ class VLLMEngine:
             self._fingerprint = self._generate_probe_tokens()
         self.forget_prefixes()
         before = self._start.free_device_bytes()
-        if self._start.sleeps:
+        if self._start.on_gpu:
             self._llm.sleep(level=1)
         self._asleep = True
         self._freed_bytes = max(0, self._start.free_device_bytes() - before)
         held = self._start.weights_bytes + self._start.cache_bytes
-        if not self._start.sleeps:
+        if not self._start.on_gpu:
             log.info("vLLM cannot sleep on a CPU: kept prefixes are dropped, %s stay in use", show_bytes(held))
         elif self._freed_bytes < _LEAST_FREED_SHARE * held:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
@@ -171,7 +171,7 @@ class VLLMEngine:
         """End `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
         if not self._asleep:
             return
-        if self._start.sleeps:
+        if self._start.on_gpu:
             self._llm.wake_up()
         self._asleep, self._freed_bytes = False, 0
         self.forget_prefixes()
@@ -232,8 +232,9 @@ class VLLMEngine:
         new: list[NewToken] = []
         decoded = begun = read = 0
         for output in self._llm.step():
-            if output.request_id in asked:
-                _record_logprobs(output, asked)
+            if (chances := asked.pop(output.request_id, None)) is not None:
+                [told] = output.outputs[0].logprobs
+                chances |= {token: float(chance.logprob) for token, chance in told.items() if token in chances}
             elif (writing := self._open.get(output.request_id)) is not None:
                 if writing.runs:
                     decoded += 1
@@ -251,9 +252,11 @@ class VLLMEngine:
     def _convert_output_tokens(self, output: Any, writing: _RunningText) -> list[NewToken]:
         [written] = output.outputs
         id, sampling = writing.request.id, writing.request.sampling
-        if sampling.prompt_logprobs and output.prompt_logprobs:
-            told = output.prompt_logprobs
-            writing.prompt = prompt_with_logprobs(writing.request.prompt, told, most=sampling.prompt_logprobs)
+        if (most := sampling.prompt_logprobs) and output.prompt_logprobs:
+            writing.prompt = tuple(
+                PromptToken(token, *chances_of(token, told, most=most)) if told else PromptToken(token)
+                for token, told in zip(writing.request.prompt, output.prompt_logprobs, strict=True)
+            )
         if not sampling.max_new_tokens:
             if not output.finished:
                 return []
@@ -310,14 +313,6 @@ def _greedy_params(**options: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **options)
 
 
-def _record_logprobs(output: Any, asked: dict[str, dict[int, float]]) -> None:
-    [told] = output.outputs[0].logprobs
-    chances = asked.pop(output.request_id)
-    for token, chance in told.items():
-        if token in chances:
-            chances[token] = float(chance.logprob)
-
-
 def start_engine(
     path: str, *, dtype: Any, device: str, name: str, why: str, settings: EngineSettings,
     adapters: Mapping[str, str] | None = None,
@@ -358,13 +353,3 @@ def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, t
     ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
     likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
     return float(told[token].logprob), likeliest
-
-
-def prompt_with_logprobs(
-    prompt: Sequence[int], told: Sequence[dict[int, Any] | None], *, most: int
-) -> tuple[PromptToken, ...]:
-    """Return a prompt's tokens with their log-likelihoods. `told`: vLLM's by position (None for the first)."""
-    return tuple(
-        PromptToken(token, *chances_of(token, chances, most=most)) if chances else PromptToken(token)
-        for token, chances in zip(prompt, told, strict=True)
-    )

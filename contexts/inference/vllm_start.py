@@ -31,7 +31,7 @@ from stoker.contexts.adapter_files import GROUPS, AdapterFiles, BaseShapes, base
 from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
 from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.peft_adapters import Adapter, find_adapter_folder
-from stoker.contexts.inference.static import default_cache_bytes
+from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PROCESS_BYTES, default_cache_bytes
 from stoker.contexts.model_source import longest_input
 from stoker.contexts.prompts import Ids
 from stoker.errors import StokerError
@@ -46,10 +46,8 @@ _ENVIRONMENT = {
 }
 _ROWS = 256  # maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs
 _UNDECLARED_FRACTION = 0.9
-_PROCESS_BYTES = 500_000_000
 _PART_BYTES = 1_000_000_000
 """Bytes for libraries and code in each process of a model that is split over several processes."""
-_LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
@@ -65,7 +63,6 @@ class VLLMStart:
         self.device_memory_bytes = device_memory_bytes
         self.why = why
         self.on_gpu = not device.startswith("cpu")
-        self.sleeps = self.on_gpu
         check_vllm_arguments(
             settings.vllm, [field.name for field in dataclasses.fields(EngineArgs)], version=vllm.__version__
         )
@@ -94,7 +91,7 @@ class VLLMStart:
                 EngineArgs(**{
                     "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True, "max_num_seqs": self.rows,
                     "max_model_len": settings.max_model_len or -1, "max_logprobs": -1, "enable_prefix_caching": True,
-                    "enable_sleep_mode": self.sleeps, **arguments, **settings.vllm, **self.adapters.arguments(),
+                    "enable_sleep_mode": self.on_gpu, **arguments, **settings.vllm, **self.adapters.arguments(),
                 })
             )  # fmt: skip
         except Exception as error:
@@ -148,8 +145,8 @@ class VLLMStart:
         """Return the cache bytes of each part of the model. `weights`: bytes of all parts."""
         if not self.device_memory_bytes:
             return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
-        processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
-        return max((self.device_memory_bytes - weights - processes) // parts, _LEAST_CACHE_BYTES)
+        processes = PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
+        return max((self.device_memory_bytes - weights - processes) // parts, LEAST_CACHE_BYTES)
 
 
 def _cores_of_parts(parts: int) -> list[str]:
