@@ -226,7 +226,8 @@ class VLLMAdapters:
         ]
         loras = [each for each in files if each.low_rank]
         self._count = len(loras)
-        self._rank = _supported_lora_rank(max((each.rank for each in loras), default=0))
+        rank, ranks = max((each.rank for each in loras), default=0), sorted(get_args(MaxLoRARanks))
+        self._rank = int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))
         self._projections = {part.projection for each in loras for part in each.low_rank}
         # On a CPU, vLLM 0.32 applies the LoRA in the last slot to requests of the base model. Therefore the last slot
         # stays empty (pull request 48421 of vLLM).
@@ -275,9 +276,3 @@ def _read_fitting_adapter(folder: str, base: BaseShapes | None) -> AdapterFiles 
     except ValueError:
         return None
     return files
-
-
-def _supported_lora_rank(rank: int) -> int:
-    """Return the smallest LoRA rank of vLLM that is at least `rank`, or vLLM's largest rank."""
-    ranks = sorted(get_args(MaxLoRARanks))
-    return int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))

@@ -31,26 +31,20 @@ log = logging.getLogger("stoker.pilot")
 _LOGS_EVERY_S = 10.0
 
 
-class LogWatch:
-    """Shortens long logs of libraries, in a thread because the file system may hang."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._refused: set[Path] = set()  # logs on file systems that cannot punch a hole in a file
-        threading.Thread(target=self._run, name="logs", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(_LOGS_EVERY_S)
-            for path in [self._agent.log_file(number) for number in list(self._agent.processes)]:
-                try:
-                    if path not in self._refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
-                        log.warning("%s is too long: its middle is removed", path)
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    self._refused.add(path)
-                    log.warning("%s grows, and its file system cannot free its middle: %s", path, error)
+def shorten_long_logs(agent: Agent) -> None:
+    """Shorten long logs of libraries forever, in a thread because the file system may hang."""
+    refused = set[Path]()  # logs on file systems that cannot punch a hole in a file
+    while True:
+        time.sleep(_LOGS_EVERY_S)
+        for path in [agent.log_file(number) for number in list(agent.processes)]:
+            try:
+                if path not in refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
+                    log.warning("%s is too long: its middle is removed", path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                refused.add(path)
+                log.warning("%s grows, and its file system cannot free its middle: %s", path, error)
 
 
 # ---- the loop
@@ -67,7 +61,7 @@ class Loop:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
         agent.check_standing = functools.partial(check_job, agent)
-        LogWatch(agent)
+        threading.Thread(target=shorten_long_logs, args=(agent,), name="logs", daemon=True).start()
         self._signals: list[tuple[str, bool]] = []  # names of new signals, each with True if the signal is a repetition
         self._signal_at = 0.0
         self._observe_at = 0.0
@@ -233,7 +227,7 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             if process is not None:
                 agent.wires.tell(process, to_library)
         case commands.Acknowledged(sequence=sequence):
-            agent.link.acked(sequence)
+            agent.link.outbox.acked(sequence)
         case commands.PassOn(message=pieces):
             agent.link.pass_on(pieces)
         case commands.WriteLog(text=text, severity=severity):

@@ -195,7 +195,7 @@ def measure(agent: Agent) -> None:
         events.UsageMeasured(
             resident_bytes={process.library: resident_bytes(process.pid) for process in alive},
             cpu_s={process.library: cpu_seconds(process.pid) for process in alive},
-            cache_bytes=agent.cache.used_bytes(),
+            cache_bytes=sum(agent.cache.sizes().values()),
             refused_frames=agent.link.refused_frames,
             lines=lines,
         )

@@ -105,11 +105,6 @@ class LibraryProcess:
             self.garbled = str(error) or repr(error)
         return out, False
 
-    def hang_up(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
     # ---- its calls and pins
 
     def running(self) -> list[tuple[CallId, float]]:
@@ -139,7 +134,11 @@ class LibraryProcess:
     def _records(self) -> list[call_records.Running]:
         return call_records.running(self.folder / "running")
 
-    def release(self) -> None:
+    def close(self) -> None:
+        """Close the socket, and release the pins."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         for pin in (*self.pins, *self.arguments.values()):
             pin.release()
         self.pins.clear()

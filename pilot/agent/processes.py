@@ -122,8 +122,7 @@ def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
     if process is None:
         return
     agent.wires.unwatch(process)
-    process.hang_up()
-    process.release()
+    process.close()
     if process.zygote is not None:
         process.zygote.libraries.discard(number)
     agent.scratch.remove_library(number)

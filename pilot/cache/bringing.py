@@ -38,7 +38,11 @@ class Bringing:
     ) -> None:
         self._cache = cache
         self._ref = ref
-        self._fetch = ObjectFetch(ref.name, key=key, manifest_at=self._manifest_at, lost=lost, begun=begun)
+
+        def manifest_at(path: str) -> bytes:
+            return manifest_of(ObjectRef(ref.name, ref.size_bytes, path))
+
+        self._fetch = ObjectFetch(ref.name, key=key, manifest_at=manifest_at, lost=lost, begun=begun)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
         self._fetch.offer(sources, manifest=manifest if proves(self._ref.name, manifest) else b"")
@@ -59,7 +63,8 @@ class Bringing:
                 look = next(filter(None, (disk.link(path, draft, self._ref) for path in paths)), "")
                 if look:
                     with suppress(ChangedError):
-                        return self._cache.enter(self._ref, draft, manifest=self._fetch.manifest, look=look), _NOTHING
+                        manifest = self._fetch.manifest
+                        return self._cache.enter(self._ref, draft, manifest=manifest, look=look), _NOTHING
                 self._cache.make_disk_room(self._ref, draft)
                 return self._fetch_into_cache(draft, alone_s)
         except OSError as error:
@@ -74,21 +79,19 @@ class Bringing:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
     def _fetch_into_cache(self, draft: Path, alone_s: float) -> tuple[Pin, FetchOutcome]:
+        fetch = self._fetch
         try:
-            outcome = self._fetch.run(draft, alone_s=alone_s)
+            outcome = fetch.run(draft, alone_s=alone_s)
         except (OSError, wire.PeerError) as error:
-            copy = self._fetch.copy
+            copy = fetch.copy
             if isinstance(error, OSError) or copy is None or not copy.arrivals:
                 if copy is not None:
                     copy.give_up()
                 disk.delete_tree(draft)  # after a failed write, this frees disk space
             raise
         finally:
-            self._fetch.release()  # open files would occupy disk space after an eviction
-        return self._cache.enter(self._ref, draft, manifest=self._fetch.manifest), outcome
-
-    def _manifest_at(self, path: str) -> bytes:
-        return manifest_of(ObjectRef(self._ref.name, self._ref.size_bytes, path))
+            fetch.copy = None  # its open files would occupy disk space after an eviction
+        return self._cache.enter(self._ref, draft, manifest=fetch.manifest), outcome
 
 
 # ---- serving

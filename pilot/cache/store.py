@@ -185,29 +185,23 @@ class ObjectCache:
     def make_room(self, ref: ObjectRef) -> None:
         """Evict objects until a claimed object fits into the cache. Raises DiskError."""
         with self._locked():
-            coming, listed = self._coming(ref), self._read_entries()
-            taken = sum(entry.facts.size_bytes for entry in listed) + sum(each.size_bytes for each in coming)
-            if taken + ref.size_bytes <= self._bound:
-                self._sweep(kept_s=_DRAFT_KEPT_S)
-                return
+            listed = self._read_entries()
             here = [CachedObject(x.facts.name, x.facts.size_bytes, x.used_at, pinned=x.may_be_used) for x in listed]
-            plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
+            plan = make_room([*here, *self._coming(ref)], size_bytes=ref.size_bytes, bound_bytes=self._bound)
             if not isinstance(plan, Shortage):
                 self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
                 for name in plan:
                     self._remove(*self._place(name))
                 return
-        kind, reason = DiskError, f"is larger than the whole cache ({show_bytes(self._bound)})"
-        if plan is not Shortage.TOO_LARGE:
-            used = show_bytes(sum(entry.size_bytes for entry in here))
-            kind, reason = (
-                InUseError,
-                (
-                    f"does not fit: running libraries use the cached objects ({used} of {show_bytes(self._bound)}),"
-                    " counting this user's other sessions on this host"
-                ),
-            )
-        raise self._error(kind, ref, f"{reason}; raise [pilot] cache_size (--cache-size)")
+        bound, used = show_bytes(self._bound), show_bytes(sum(entry.size_bytes for entry in here))
+        why = (
+            f"does not fit: running libraries use the cached objects ({used} of {bound}), counting this user's other"
+            " sessions on this host"
+        )
+        if is_too_large := plan is Shortage.TOO_LARGE:
+            why = f"is larger than the whole cache ({bound})"
+        kind = DiskError if is_too_large else InUseError
+        raise self._error(kind, ref, f"{why}; raise [pilot] cache_size (--cache-size)")
 
     def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
         """Evict objects until the disk has space for the draft. Raises InUseError."""
@@ -240,9 +234,6 @@ class ObjectCache:
         needed |= {ref.name: ref.size_bytes for ref in refs}
         coming = sum({ref.name: ref.size_bytes for ref in refs if ref.name not in here}.values())
         return max(0, sum(needed.values()) - self._bound, coming - on_disk)
-
-    def used_bytes(self) -> int:
-        return sum(self.sizes().values())
 
     def sizes(self) -> dict[str, int]:
         return {entry.facts.name: entry.facts.size_bytes for entry in self._read_entries()}

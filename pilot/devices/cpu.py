@@ -87,8 +87,10 @@ def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("
     limits = [read_value(root / "proc/meminfo", "MemTotal:") * 1024]
     for folder in cgroups(root, "memory"):
         limits += [read_number_from_file(folder / name) for name in ("memory.max", "memory.limit_in_bytes")]
-    limits += [int(granted) * 1024**2 for granted in (_slurm_memory(environ), _condor(environ, "Memory"))]
-    return min(limit for limit in limits if limit)
+    per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
+    per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
+    granted = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu, _condor(environ, "Memory"))  # MiB
+    return min(limit for limit in (*limits, *(int(mib) * 1024**2 for mib in granted)) if limit)
 
 
 def _slurm(environ: Mapping[str, str], name: str) -> float:
@@ -98,14 +100,6 @@ def _slurm(environ: Mapping[str, str], name: str) -> float:
     if not text.isdecimal():
         raise ConfigError(f"{name}={text!r} in the environment is not a number", key=name)
     return int(text)
-
-
-def _slurm_memory(environ: Mapping[str, str]) -> float:
-    """Return the granted MiB of this node's memory; 0 = unknown or unlimited."""
-    per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
-    per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
-    said = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu)
-    return min((limit for limit in said if limit), default=0)
 
 
 def _condor(environ: Mapping[str, str], name: str) -> float:

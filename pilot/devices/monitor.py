@@ -122,15 +122,11 @@ def anonymous_bytes(pids: Iterator[int]) -> int | None:
     for pid in pids:
         held = read_value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
         if held < 0:
-            if _lives(pid):
+            if read_value(Path(f"/proc/{pid}/status"), "VmSize:") > 0:  # the process has not ended
                 return None
             continue
         total += held * 1024
     return total
-
-
-def _lives(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}") and read_value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
 
 
 # ---- health

@@ -205,23 +205,15 @@ class LibraryOutbox:
         try:
             self._sock.sendall(data)
         except OSError as error:
-            self._lost(error, _ended(messages))
+            ended: list[int] = [m.progress.call for m in messages if isinstance(m, RunEvicted)]
+            ended += [end.call for m in messages if isinstance(m, RunsEnded) for end in m.ends]
+            self._lost(error, ended)
 
 
 def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> CallProgress:
     if waiting is None or not waiting.state or progress.state:
         return progress
     return msgspec.structs.replace(progress, state=waiting.state)
-
-
-def _ended(messages: list[Any]) -> list[int]:
-    found: list[int] = []
-    for message in messages:
-        if isinstance(message, RunsEnded):
-            found += [end.call for end in message.ends]
-        elif isinstance(message, RunEvicted):
-            found.append(message.progress.call)
-    return found
 
 
 # ---- batch reports

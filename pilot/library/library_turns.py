@@ -375,7 +375,8 @@ class LibraryTurns:
     def _hands_on(self, row: TurnRow, now: float) -> bool:
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
-            gone = [other for other in self._board.rows() if other.number != row.number and _is_gone(other.pid)]
+            others = (other for other in self._board.rows() if other.number != row.number)
+            gone = [other for other in others if _process_state(other.pid) in _ENDED]
             if gone:
                 with self._board:
                     for other in gone:
@@ -464,20 +465,14 @@ def _is_lost(row: TurnRow, now: float) -> bool:
     if row.state is not TurnState.HOLDS or now < row.held_at + _LOOK_S:
         return False
     most_s = _OVERDUE_FACTOR * row.step_s + _OVERDUE_S if row.step_s > 0 else _OVERDUE_UNKNOWN_S
-    return now > row.held_at + most_s or _process_state(row.pid) in ("", "Z", "X", "T", "t")
+    return now > row.held_at + most_s or _process_state(row.pid) in (*_ENDED, "T", "t")
 
 
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:  # the process exists and belongs to another user
-        return False
-    except (OSError, OverflowError):
-        return True
-    return False
+_ENDED = ("", "Z", "X")
 
 
 def _process_state(pid: int) -> str:
+    """Return the letter of the process state in /proc; empty without the process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The copy of an object on disk, the choice of the next pieces, and the shared state of one fetch.
+"""The copy of an object on disk, and the choice of the next pieces to fetch.
 
 A new copy contains all folders, links and files, with holes for missing pieces. Another process can continue an
 incomplete copy.
@@ -16,9 +16,8 @@ import os
 import random
 import stat
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,6 @@ from stoker.contexts.manifest import (
     pieces,
     read_manifest,
 )
-from stoker.pilot.transfer.wire import WireLimits
 
 # ---- copy
 
@@ -326,7 +324,7 @@ class Picker(Generic[S]):
                     del self._asked[index]
 
 
-# ---- shared state of a fetch
+# ---- sources and outcomes of fetches
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,119 +352,3 @@ class FetchOutcome:
 
 class WrongBytesError(Exception):
     """A source served wrong bytes."""
-
-
-class FetchState:
-    """The state of one fetch, thread-safe. `begun` receives the partial copy, which the pilot serves to peers."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        key: bytes,
-        limits: WireLimits,
-        manifest_at: Callable[[str], bytes] | None,
-        begun: Callable[[ObjectCopy], None],
-    ) -> None:
-        self.name, self.key, self.limits, self.manifest_at = name, key, limits, manifest_at
-        self.root: Path | None = None
-        self._chance = random.Random()
-        self._on_begin = begun
-        self._changed = threading.Condition()
-        self._making = threading.Lock()
-        self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
-        self._from_origin = self._from_peers = self._kept = 0
-        self._started_at = self.moved_at = time.monotonic()
-        self.told = b""  # the manifest, once known
-        self.copy: ObjectCopy | None = None
-        self.over = False
-        self.failure: Exception | None = None
-
-    def begin(self, root: Path) -> None:
-        self.root = root
-        self._started_at = self.moved_at = time.monotonic()
-
-    def create_object_copy(self, manifest: bytes) -> ObjectCopy:
-        """Create the copy from its manifest. Raises WrongBytesError, OSError."""
-        with self._making:
-            if self.copy is not None:
-                return self.copy
-            assert self.root is not None
-            try:
-                copy = ObjectCopy(self.root, self.name, manifest, whole=False)
-                kept = copy.keep_correct_pieces()
-            except ValueError as error:
-                raise WrongBytesError(str(error)) from error
-            except OSError as error:
-                self.end(error)
-                raise
-            with self._changed:
-                self._picker = Picker(len(copy.pieces), chance=self._chance)
-                for index in copy.arrivals:
-                    self._picker.arrived(index, time.monotonic())
-                self._kept = kept
-                self.copy, self.told = copy, manifest
-        self._on_begin(copy)
-        if copy.complete:
-            self.end(None)
-        return copy
-
-    def join(self, source: ObjectSource, has: Iterable[int]) -> None:
-        if self.copy is not None and source.origin:
-            self.copy.first_hand = True
-        with self._changed:
-            self._picker.gone(source)
-            self._picker.add(source, origin=source.origin)
-            self._picker.has(source, has)
-
-    def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
-        """Record pieces that a source has received, or a piece that it `lacks`."""
-        with self._changed:
-            if lacks is not None:
-                self._picker.mark_piece_unavailable(source, lacks)
-            self._picker.has(source, has)
-
-    def take(self, source: ObjectSource) -> int | None:
-        with self._changed:
-            return None if self.over else self._picker.take(source, time.monotonic())
-
-    def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
-        """Store a piece that has arrived. Raises WrongBytesError."""
-        copy = self.copy
-        if copy is None:
-            raise ValueError("a piece arrived before the manifest")
-        with self._changed:
-            self._from_origin += len(data) if source.origin else 0
-            self._from_peers += 0 if source.origin else len(data)
-        try:
-            if not copy.has(index) and not copy.write(index, data):
-                raise WrongBytesError(f"a part of {self.name} does not match its name (a checksum)")
-        except OSError as error:
-            self.end(error)
-            return
-        with self._changed:
-            self.moved_at = time.monotonic()
-            self._picker.arrived(index, self.moved_at)
-            self._changed.notify_all()
-        if copy.complete:
-            self.end(None)
-
-    def leave(self, source: ObjectSource) -> None:
-        with self._changed:
-            self._picker.gone(source)
-            self._changed.notify_all()
-
-    def end(self, failure: Exception | None) -> None:
-        """End the fetch. Later calls have no effect."""
-        with self._changed:
-            if not self.over:
-                self.over, self.failure = True, failure
-            self._changed.notify_all()
-
-    def wait(self, seconds: float) -> None:
-        with self._changed:
-            if not self.over:
-                self._changed.wait(seconds)
-
-    def outcome(self) -> FetchOutcome:
-        return FetchOutcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)

@@ -170,7 +170,12 @@ class ObjectServer:
                 self._lines.warning("accept", f"no connection could be accepted: {error}")
                 time.sleep(0.2)  # probably no descriptor is free
                 continue
-            self._seat(sock, str(peer[0]))
+            with self.lock:  # above the limit, close the oldest connection of the address with most connections
+                self._unproven.add(sock, address=str(peer[0]))
+                surplus = self._unproven.surplus()
+                if surplus is not None:
+                    with suppress(OSError):  # the connection has ended
+                        surplus[0].shutdown(socket.SHUT_RDWR)
             try:
                 threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
             except RuntimeError as error:  # no further thread could be started
@@ -178,15 +183,6 @@ class ObjectServer:
                 with self.lock:
                     self._unproven.remove(sock)
                 sock.close()
-
-    def _seat(self, sock: socket.socket, address: str) -> None:
-        """Add an unproven connection. Above the limit, close the oldest one of the address with most connections."""
-        with self.lock:
-            self._unproven.add(sock, address=address)
-            surplus = self._unproven.surplus()
-            if surplus is not None:
-                with suppress(OSError):  # the connection has ended
-                    surplus[0].shutdown(socket.SHUT_RDWR)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
         try:

@@ -49,18 +49,13 @@ class WrongDevice:
 
 
 @pytest.mark.parametrize(
-    ("index", "by", "said"),
-    [
-        (0, 7000.0, "cuda:0 gave a wrong matrix product (error "),
-        (SIZE * SIZE - 1, 7000.0, "cuda:0 gave a wrong matrix product (error "),
-        (5, float("nan"), "cuda:0 gave a wrong matrix product (error 1e0, allowed 1e-3)"),
-    ],
+    ("index", "by"),
+    [(0, 7000.0), (SIZE * SIZE - 1, 7000.0), (5, float("nan"))],
 )
-def test_probe_detects_a_single_wrong_element_of_a_product(index: int, by: float, said: str) -> None:
+def test_probe_detects_a_single_wrong_element_of_a_product(index: int, by: float) -> None:
     verdict, words = examine(WrongDevice(index, by), name="cuda:0")
     assert verdict is ProbeVerdict.WRONG
-    assert words.startswith(said)
-    assert words.endswith("allowed 1e-3)")
+    assert words == "cuda:0 gave a wrong matrix product (1 of 262,144 elements are wrong)"
 
 
 @pytest.mark.parametrize(
