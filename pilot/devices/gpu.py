@@ -8,7 +8,6 @@ a job, all GPUs may be used. If NVML refuses a handle (NO_PERMISSION), another j
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,14 +42,6 @@ def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
 
 def describe_loss(nvml: Any, error: BaseException) -> str:
     return f"the driver says: {error}" if is_error(nvml, error, *LOST_CODES) else ""
-
-
-def nvml_handle_address(handle: Any) -> int:
-    """Return the address in an NVML handle, equal for all handles of a GPU; 0 = unknown."""
-    try:
-        return ctypes.cast(handle, ctypes.c_void_p).value or 0
-    except (TypeError, ctypes.ArgumentError):
-        return 0
 
 
 # ---- the grant

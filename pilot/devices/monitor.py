@@ -1,10 +1,9 @@
 """Watches GPUs through NVML, and the host's memory after the kernel killed a library.
 
 Most Xids (13, 31, 43, 45, ...) are faults of programs. The Xids in `XIDS` are faults of the GPU or its link (NVIDIA's
-"XID Errors"). NVML answers every query about a lost GPU with GPU_IS_LOST, so the GPU of an event is recognized by its
-handle. In a container, NVML may report process ids of another PID namespace. The pilot uses these ids only if all of
-them belong to its processes. Otherwise, if a library is alone on a GPU, all memory that was allocated since the GPU was
-empty counts as the library's memory.
+"XID Errors"). In a container, NVML may report process ids of another PID namespace. The pilot uses these ids only if
+all of them belong to its processes. Otherwise, if a library is alone on a GPU, all memory that was allocated since the
+GPU was empty counts as the library's memory.
 """
 
 from __future__ import annotations
@@ -151,13 +150,9 @@ class Health:
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._address = gpu.nvml_handle_address(handle)
         self._events: Any = None
         self._errors: int | None = None
         self._unknown = 0
-        self._uuid = ""
-        with suppress(nvml.NVMLError):
-            self._uuid = nvml.nvmlDeviceGetUUID(handle)
         with suppress(nvml.NVMLError):  # an old driver, a container without permission, or a lost GPU
             events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
@@ -173,17 +168,9 @@ class Health:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
             except nvml.NVMLError as error:  # usually: no event
                 return gpu.describe_loss(nvml, error)
-            if event.eventData in XIDS and self._is_own_gpu(event.device):
+            if event.eventData in XIDS:
                 return f"the driver reported Xid {event.eventData} ({XIDS[event.eventData]})"
         return ""
-
-    def _is_own_gpu(self, handle: Any) -> bool:
-        if self._address and gpu.nvml_handle_address(handle) == self._address:
-            return True
-        try:
-            return not self._uuid or self._nvml.nvmlDeviceGetUUID(handle) == self._uuid
-        except self._nvml.NVMLError:
-            return True
 
     def _lost(self) -> str:
         nvml = self._nvml
