@@ -264,7 +264,11 @@ class ContinuousEngine:
             for id, most in zip(step.requests, step.tokens, strict=True)
             if id not in writing
         ]
-        decodes = self._decode_parts(writing)
+        decodes = [
+            self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
+            for array in self._store.arrays.values()
+            if writing.intersection(array.requests)
+        ]
         # All rows of an array compute together. A row that does not decode gets a dummy token. Parts to read come last,
         # because reading a part overwrites the keys and values of the dummy.
         parts: list[ReadPart | DecodePart] = [*decodes, *reads]
@@ -322,13 +326,6 @@ class ContinuousEngine:
         if not state.read:
             state.read = self._begin(self._writing[id], array, row)
         return ReadPart(id, array, start=state.read, count=min(most, state.unread))
-
-    def _decode_parts(self, writing: set[int]) -> list[DecodePart]:
-        return [
-            self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
-            for array in self._store.arrays.values()
-            if writing.intersection(array.requests)
-        ]
 
     def _take(self, step: Step) -> list[NewToken]:
         states = [self._batch.running[id] for id in step.requests]

@@ -237,11 +237,12 @@ class EngineProfiler:
         return steps
 
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
+        lengths = sorted(lengths, reverse=True)  # if one does not fit, the first does not, and no request is left
         repeats, rows = self._effort.repeats, len(lengths)
-        parts = 1 + max(lengths) // (self.part or self._longest)
+        parts = 1 + lengths[0] // (self.part or self._longest)
         most = repeats + 8 + rows * parts  # the first requests write while the engine reads the last prompts
         if self._model_longest:
-            most = min(most, self._model_longest - max(lengths))
+            most = min(most, self._model_longest - lengths[0])
         evictions = self._engine.load().evictions
         try:
             ids = self._ask([self._document[: length - 1] + self._tokens(1) for length in lengths], most=most)

@@ -194,16 +194,27 @@ _PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry, because the seed may b
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
+    pins: dict[CallId, Pin] = {}
+    lacks: dict[CallId, events.FetchFailure] = {}
+
     def run() -> None:
-        pins: dict[CallId, Pin] = {}
-        lacks: dict[CallId, events.FetchFailure] = {}
         for call, ref in command.wanted:
             try:
                 pins[call] = _bring_object(agent, ref)
             except (StokerError, OSError) as error:
                 what = f"its arguments could not be fetched from the session's seed: {error}"
                 lacks[call] = events.FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
-        agent.later(lambda: _report_arguments(agent, command, pins, lacks))
+        agent.later(report)
+
+    def report() -> None:
+        process = agent.processes.get(command.library)
+        if process is None:  # the library has ended in the meantime
+            for pin in pins.values():
+                pin.release()
+            return
+        process.arguments |= pins
+        paths = {call: pin.path for call, pin in pins.items()}
+        agent.handle(events.ArgumentsBrought(command.library, command.ticket, paths, lacks))
 
     threading.Thread(target=run, name="payloads-bring", daemon=True).start()
 
@@ -223,19 +234,6 @@ def upload_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> Non
         agent.later(lambda: agent.handle(events.ResultsUploaded(library, done)))
 
     threading.Thread(target=run, name="payloads-hand-in", daemon=True).start()
-
-
-def _report_arguments(
-    agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, events.FetchFailure]
-) -> None:
-    process = agent.processes.get(command.library)
-    if process is None:  # the library has ended in the meantime
-        for pin in pins.values():
-            pin.release()
-        return
-    process.arguments |= pins
-    paths = {call: pin.path for call, pin in pins.items()}
-    agent.handle(events.ArgumentsBrought(command.library, command.ticket, paths, lacks))
 
 
 def _bring_object(agent: Agent, ref: ObjectRef) -> Pin:

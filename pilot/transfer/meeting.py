@@ -141,11 +141,11 @@ def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
     """Answer a `meet` request. Raises PeerError if the request is malformed."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
-        raise wire.PeerError("a rank sent an unknown message")
+        raise wire.PeerError("a pilot sent an invalid report")
     try:
         have = bytes.fromhex(str(request.get("have") or ""))
     except ValueError as error:
-        raise wire.PeerError(f"a rank does not say which pieces it has: {error}") from error
+        raise wire.PeerError(f"a pilot does not say which pieces it has: {error}") from error
     return meetings.meet(
         str(request.get("object")), str(request.get("address") or ""), have=have,
         wants=bool(request.get("wants", True)), lost=map(str, lost), alone=bool(request.get("alone")),
