@@ -269,7 +269,7 @@ def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
             memoryview(data) as view,
         ):
-            return put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
+            return put(ref.name, view, address=agent.peers.seed(), key=agent.peers.key)
 
     what = f"call {end.call}: its result of {ref.size_bytes} bytes could not be sent to the session's seed"
     try:

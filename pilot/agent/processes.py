@@ -125,7 +125,7 @@ def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
     process.close()
     if process.zygote is not None:
         process.zygote.libraries.discard(number)
-    agent.scratch.remove_library(number)
+    shutil.rmtree(process.folder, ignore_errors=True)
 
 
 def handle_zygote_messages(agent: Agent, zygote: Zygote) -> None:

@@ -61,9 +61,6 @@ class Scratch:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def remove_library(self, number: int) -> None:
-        shutil.rmtree(self.path / f"lib-{number}", ignore_errors=True)
-
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         locks.forget(self.path)

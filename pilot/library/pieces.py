@@ -100,10 +100,6 @@ def yields(result: Any) -> bool:
     return type(result) is GeneratorType or type(result) is AsyncGeneratorType
 
 
-def can_be_drained(result: Any) -> bool:
-    return hasattr(result, "__next__") or hasattr(result, "__anext__")
-
-
 def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
     """Pass each piece of the result to `put`. Return False if `put` refused a piece."""
     if not hasattr(result, "__anext__"):

@@ -195,7 +195,7 @@ class Runner:
             result = run(pieces.run_in_event_loop, result, self.stop)
         if not work.run.options.stream:
             return run(self._as_list, result) if pieces.yields(result) else result
-        if not pieces.can_be_drained(result):
+        if not (hasattr(result, "__next__") or hasattr(result, "__anext__")):
             raise TypeError(
                 f"{work.function.name} was called with stream=True and returned a"
                 f" {type(result).__name__}: yield the pieces, or return an iterator over them"

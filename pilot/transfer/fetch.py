@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -413,30 +413,15 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
         raise ValueError(f"{file} contains no transfer key: {error}") from error
 
 
-def get(name: str, target: Path, *, addresses: Iterable[str], key: bytes) -> FetchOutcome:
-    """Fetch an object to `target`, completely or not at all."""
-    draft = target.with_name(f".{target.name}.draft")
-    fetch = ObjectFetch(name, key=key)
-    fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
-    outcome = fetch.run(draft, alone_s=0.0)
-    os.replace(draft, target)
-    return outcome
-
-
-def put(name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes) -> str:
+def put(name: str, data: wire.Buffer, *, address: str, key: bytes) -> str:
     """Send a result to the seed, and return its path at the seed. Raises PeerError."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part)
+    digest, view = hashlib.sha256(data).hexdigest(), memoryview(data)
     channel = wire.connect(address, key=key)
     try:
-        size = sum(len(part) for part in parts)
-        channel.send({"op": "put", "name": name, "size": size, "sha256": whole.hexdigest()})
+        channel.send({"op": "put", "name": name, "size": len(data), "sha256": digest})
         _answer(channel)
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(view), _CHUNK):
-                channel.send_body(view[start : start + _CHUNK])
+        for start in range(0, len(data), _CHUNK):
+            channel.send_body(view[start : start + _CHUNK])
         return str(_answer(channel)["path"])
     finally:
         channel.close()

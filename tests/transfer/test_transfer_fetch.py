@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fetched import get
 from polling import PATIENCE_S
 from transfer.hosts import KEY, PART, SHORT, FaultyRelay, Host, Original, Running, until
 
@@ -17,7 +18,6 @@ from stoker.connections import split_address
 from stoker.contexts.objects import matches
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.fetch import get
 from stoker.pilot.transfer.seed import Seed
 
 Hosts = Callable[..., Host]
