@@ -21,7 +21,7 @@ from stoker.units import show_bytes
 
 # ---- bringing
 
-_NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
+_NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, seconds=0.0)
 
 
 class Bringing:

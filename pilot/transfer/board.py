@@ -64,9 +64,8 @@ class ObjectCopy:
     def complete(self) -> bool:
         return len(self.arrivals) == len(self.pieces)
 
-    def keep_correct_pieces(self) -> int:
-        """Keep correct pieces of an earlier attempt; return their bytes. Raises OSError."""
-        kept = 0
+    def keep_correct_pieces(self) -> None:
+        """Keep correct pieces of an earlier attempt. Raises OSError."""
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
             if any(self._is_hole(part) for part in piece):
@@ -74,8 +73,6 @@ class ObjectCopy:
             size = piece_size_bytes(piece)
             if self.read(index, buffer[:size]) and is_piece_intact(piece, buffer[:size]):
                 self._arrive(index)
-                kept += size
-        return kept
 
     def write(self, index: int, data: memoryview) -> bool:
         """Write a piece. Return False if its bytes are wrong. Raises OSError."""
@@ -342,11 +339,10 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Bytes that a fetch got from the origin, from peers and from an earlier attempt, and its duration."""
+    """Bytes that a fetch got from the origin and from peers, and its duration."""
 
     origin_bytes: int
     peer_bytes: int
-    kept_bytes: int
     seconds: float
 
 

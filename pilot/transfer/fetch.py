@@ -222,7 +222,7 @@ class ObjectFetch:
         self._root: Path | None = None
         self._chance = random.Random()
         self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
-        self._from_origin = self._from_peers = self._kept = 0
+        self._from_origin = self._from_peers = 0
         self._started_at = self._moved_at = time.monotonic()
         self._failure: Exception | None = None
         self._changed = threading.Condition()
@@ -324,7 +324,7 @@ class ObjectFetch:
             assert self._root is not None
             try:
                 copy = ObjectCopy(self._root, self.name, manifest, whole=False)
-                kept = copy.keep_correct_pieces()
+                copy.keep_correct_pieces()
             except ValueError as error:
                 raise WrongBytesError(str(error)) from error
             except OSError as error:
@@ -334,7 +334,6 @@ class ObjectFetch:
                 self._picker = Picker(len(copy.pieces), chance=self._chance)
                 for index in copy.arrivals:
                     self._picker.arrived(index, time.monotonic())
-                self._kept = kept
                 self.copy, self.manifest = copy, manifest
         self._begun(copy)
         if copy.complete:
@@ -394,7 +393,7 @@ class ObjectFetch:
                 self._changed.wait(seconds)
 
     def outcome(self) -> FetchOutcome:
-        return FetchOutcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)
+        return FetchOutcome(self._from_origin, self._from_peers, time.monotonic() - self._started_at)
 
 
 # ---- single exchanges

@@ -30,7 +30,7 @@ def test_file_is_transferred(host: Hosts, big: Original, known: bool) -> None:
     one.hold(big)
     outcome = two.get(big, one.source, manifest=known)
     assert outcome.peer_bytes == big.ref.size_bytes
-    assert outcome.origin_bytes == outcome.kept_bytes == 0
+    assert outcome.origin_bytes == 0
     assert one.server.sent_bytes == big.ref.size_bytes
     assert not two.lost
 
@@ -176,8 +176,7 @@ def test_retry_keeps_the_verified_parts(host: Hosts, relay: Relays, big: Origina
         file.seek(two.copies[big.name].arrivals[0] * PART)
         file.write(b"rotten")
     outcome = two.get(big, one.source)
-    assert outcome.kept_bytes >= here - 2 * PART
-    assert outcome.kept_bytes + outcome.peer_bytes == big.ref.size_bytes
+    assert outcome.peer_bytes <= big.ref.size_bytes - here + 2 * PART
 
 
 @pytest.mark.parametrize(("how", "why"), [("hangs", "sent no bytes|in time"), ("trickles", "too slow")])
