@@ -227,7 +227,7 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             if process is not None:
                 agent.wires.tell(process, to_library)
         case commands.Acknowledged(sequence=sequence):
-            agent.link.outbox.acked(sequence)
+            agent.link.acked(sequence)
         case commands.PassOn(message=pieces):
             agent.link.pass_on(pieces)
         case commands.WriteLog(text=text, severity=severity):
