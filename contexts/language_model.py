@@ -21,7 +21,6 @@ from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenCache
 from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.contexts.inference.grammars import Grammars
 from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
 from stoker.contexts.inference.static import (
@@ -30,6 +29,7 @@ from stoker.contexts.inference.static import (
     PROCESS_BYTES,
     build_inference_engine,
 )
+from stoker.contexts.inference.token_rules import Grammars
 from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.step_times import StepProfile, StepTimes

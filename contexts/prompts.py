@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts import ambient
-from stoker.contexts.inference.adapter import GrammarSource, ModelTexts
+from stoker.contexts.inference.adapter import ModelTexts
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """Name of a one-byte token in vocabularies with byte fallback."""
@@ -66,9 +66,8 @@ class PromptReader:
     """
 
     def __init__(
-        self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0,
-        grammars: GrammarSource | None = None,
-    ) -> None:  # fmt: skip
+        self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0, grammars: Any = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.ends = ends
         self.longest = longest

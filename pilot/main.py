@@ -24,8 +24,7 @@ from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.agent import objects, observing
-from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, ManagerLink, PilotOptions
-from stoker.pilot.agent.fetches import Peers
+from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, ManagerLink, Peers, PilotOptions
 from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, store

@@ -122,13 +122,14 @@ def _script(asked: argparse.Namespace) -> Write:
 def _stoker_vllm(asked: argparse.Namespace) -> Write:
     from transformers import AutoTokenizer
 
+    from stoker.contexts.engine_settings import EngineSettings
     from stoker.contexts.inference.vllm_engine import VLLMEngine
     from stoker.contexts.inference.vllm_start import VLLMStart
     from stoker.contexts.language_model import CausalLM
     from stoker.contexts.prompts import PromptReader
 
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
-    start = VLLMStart(asked.model, dtype="bfloat16", device="cpu")
+    start = VLLMStart(asked.model, dtype="bfloat16", settings=EngineSettings())
     engine = VLLMEngine(start, PromptReader(tokenizer, ends=frozenset(), longest=0))
     return _calls(CausalLM(None, tokenizer, engine=engine))
 

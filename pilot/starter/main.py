@@ -27,7 +27,7 @@ from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, enc
 from stoker.pilot.starter.place import Environments, StartError, base_folder, environ_for, finish, link_or_copy
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import SEED_FILE, FetchSettings, ObjectFetch, read_key
+from stoker.pilot.transfer.fetch import SEED_FILE, ObjectFetch, read_key
 from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import ObjectServer, pack_piece_bits
 from stoker.whole_files import draft_of
@@ -76,9 +76,11 @@ class Serving:
         self._lost: set[str] = set()
         self._found_no_source = False
         self._fetch = ObjectFetch(
-            name, self._draft, means=FetchSettings(key=key), lost=lambda source, _why: self._lost.add(source.address),
+            name,
+            key=key,
+            lost=lambda source, _why: self._lost.add(source.address),
             begun=lambda copy: setattr(self._served, "copy", copy),
-        )  # fmt: skip
+        )
         self._server = ObjectServer(self._served, key=key, host=wire.local_address_for_host(split_address(seed)[0]))
         self._whole = threading.Event()
         self._closed = threading.Event()
@@ -86,7 +88,7 @@ class Serving:
     def fetch(self) -> None:
         threading.Thread(target=self._keep_updating_sources, name="starter-meet", daemon=True).start()
         try:
-            self._fetch.run(alone_s=_SOURCE_WAIT_S)
+            self._fetch.run(self._draft, alone_s=_SOURCE_WAIT_S)
             os.replace(self._draft, self._archive)
             self._whole.set()
         finally:

@@ -33,24 +33,31 @@ KEPT_S = 14 * 86400.0  # default seconds after which an unused environment is re
 _NAMES = 5  # number of folder names to try, because another user may own the first ones
 
 
+OTHER_SCRATCH = "set [pilot] scratch (--scratch) or STOKER_SCRATCH to another folder"
+
+
 class StartError(Exception):
     """The pilot cannot start on this node."""
 
 
-def base_folder(given: str) -> Path:
-    """Return this user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
+def scratch_path(given: str) -> Path:
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
         raise StartError(f"[pilot] scratch is {parent}, a variable that is not set on this node; name a folder")
     for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
         parent = parent or os.environ.get(name, "")
-    first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
+    return Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
+
+
+def base_folder(given: str) -> Path:
+    """Return this user's scratch folder on this node."""
+    first = scratch_path(given)
     try:
         base, why = create_private_folder(first), "it belongs to another user"
     except OSError as error:
         base, why = None, str(error)
     if base is None:
-        raise StartError(f"no folder could be created at {first}: {why}; set [pilot] scratch to another folder")
+        raise StartError(f"no scratch folder could be created at {first}: {why}; {OTHER_SCRATCH}")
     return base
 
 

@@ -19,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -29,9 +28,9 @@ import msgspec
 from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
 from stoker.pilot.library.call_records import LogTail, Marker
-from stoker.pilot.library.connection import Settings
+from stoker.pilot.library.connection import Settings, clean, print_exception
 from stoker.pilot.library.failures import Place
-from stoker.pilot.library.functions import Function, Functions, RunnableCall, clean
+from stoker.pilot.library.functions import Function, Functions, RunnableCall
 from stoker.pilot.library.process import (
     ClearedFolder,
     ProcessGuard,
@@ -113,7 +112,9 @@ class CallWatch:
         os._exit(3)
 
 
-_TAIL_LINES = 20
+# ---- the library
+
+
 _EXIT_DELAY_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
@@ -200,25 +201,19 @@ class VineLibrary:
         ambient.enter_library(
             device=setup.devices, objects=objects, device_memory_bytes=setup.recipe.needs.device_memory_bytes
         )
-        started, failure, context, what, text = time.monotonic(), None, None, "", ""
+        started, failure, context = time.monotonic(), None, None
         self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
         try:
             workplace.enter_working_folder(recipe.home)
             context = load_context(recipe, objects)
         except CallStopped:
-            what, text = f"its loader ran longer than {recipe.needs.load_limit_s:g} s", ""
+            failure = self._make_load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s")
         except BaseException as error:  # a loader may call sys.exit
-            trace = error.__traceback__
-            text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
-            print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
-            advice = workplace.advice(error)
+            tail, advice = print_exception(error), workplace.advice(error)
             what = f"the loader raised {type(error).__name__}: {error}" + (f"\n{advice}" if advice else "")
+            failure = self._make_load_failure(what, tail=tail)
         finally:
             self._watch.end()
-        if what:
-            tail = clean("\n".join(text.splitlines()[-_TAIL_LINES:]))
-            message = clean(f"{recipe.name}: {what}")
-            failure = Failure(FailureKind.CONTEXT, message, pilot=setup.pilot, tail=tail, log=self._log)
         ambient.enter_library(device=setup.devices, context=context)
         self._temporary.keep()
         self._runner = self._make_runner(context, workplace)
@@ -227,6 +222,15 @@ class VineLibrary:
         gc.freeze()  # the garbage collector need not scan the context, which lives as long as the process
         self._held = msgspec.structs.replace(
             self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
+        )
+
+    def _make_load_failure(self, message: str, *, tail: str = "") -> Failure:
+        return Failure(
+            kind=FailureKind.CONTEXT,
+            message=clean(f"{self._setup.recipe.name}: {message}"),
+            pilot=self._setup.pilot,
+            tail=clean(tail),
+            log=self._log,
         )
 
     def _make_runner(self, context: object, workplace: Workplace) -> Runner:
@@ -238,7 +242,6 @@ class VineLibrary:
             place=Place(home, setup.devices, setup.recipe.needs.device_memory_bytes),
         )  # fmt: skip
         os.chdir(home)
-        os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner
 
     # ---- calls
