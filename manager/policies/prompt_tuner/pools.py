@@ -369,9 +369,9 @@ class AllotInRounds(HottestFirst):
         self.states.update(view, changes)
         plan: list[Action] = []
         for state in self.states.all.values():
-            if state.left_over:
-                state.left_over = False
+            if state.left_over and not state.active:  # an active state has all calls in its line
                 plan += _send_calls_outside_rounds(state)
+            state.left_over = False
             if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
                 state.allot_due, state.looked_at = False, view.now
                 plan += self._start_waiting_jobs(view, state)
