@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -33,7 +33,7 @@ from stoker.contexts.model_source import (
     model_source,
     shown_name,
 )
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import Recipe, RecipeOptions
 from stoker.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def causal_lm(
     chat_template: str = "",
     vllm: Mapping[str, Any] | None = None,
     slots: int | str = "auto",
-    **options: Any,
+    **options: Unpack[RecipeOptions],
 ) -> Recipe:
     """Return the recipe of a causal language model. The context is a `stoker.contexts.language_model.CausalLM`.
 

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -32,7 +32,7 @@ from stoker.contexts.model_source import (
     read_max_text_tokens,
     shown_name,
 )
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import Recipe, RecipeOptions
 from stoker.errors import InputTooLongError, RecipeError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def encoder(
     batch: int = 1,
     compiled: bool | str = "auto",
     slots: int | str = "auto",
-    **options: Any,
+    **options: Unpack[RecipeOptions],
 ) -> Recipe:
     """Return the recipe of an encoder. The context is a `stoker.contexts.encoding.EncoderModel`.
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,15 @@ def _warm_up(runtime: EncoderModel) -> None:
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
 _SLOTS = 16
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of `EncoderModel.embed_array`."""
+
+    pooling: str
+    normalize: bool
+    batch_size: int
+    truncate: bool
 
 
 class EncoderModel:
@@ -241,7 +250,7 @@ class EncoderModel:
         """
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 
-    def embed(self, texts: Sequence[str], **options: Any) -> list[list[float]]:
+    def embed(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> list[list[float]]:
         """Return the embedding of each text, `[texts][width]`.
 
         Args:

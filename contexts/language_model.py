@@ -10,7 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 import torch
@@ -42,6 +42,21 @@ if TYPE_CHECKING:
 
 _SCORED_AT_ONCE = 8
 """Prompts whose labels are scored between two steps of the batch."""
+
+
+class CompletionOptions(TypedDict, total=False):
+    """Options of `CausalLM.complete`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop: Sequence[str]
+    logprobs: int
+    json_schema: str
+    engine_options: Mapping[str, Any] | None
+    adapter: str
+    prompt_logprobs: int
 
 
 def _sampling(
@@ -330,7 +345,7 @@ class CausalLM:
         )  # fmt: skip
         return self._texts.write(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
 
-    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
+    def stream(self, prompt: str, **options: Unpack[CompletionOptions]) -> Iterator[str]:
         """Yield the continuation of a prompt in pieces while it is written. Closing the iterator ends the request.
 
         Args:
@@ -379,7 +394,7 @@ class CausalLM:
             prompt_logprobs=prompt_logprobs,
         ))  # fmt: skip
 
-    def stream_completion(self, prompt: Prompt, **options: Any) -> CompletionStream:
+    def stream_completion(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> CompletionStream:
         """Return the tokens of `complete` while they are written. Closing the iterator ends the request.
 
         Args:

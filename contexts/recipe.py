@@ -7,7 +7,7 @@ import enum
 import inspect
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -129,6 +129,20 @@ BARE = Recipe(key="bare", name="bare", needs=Needs())
 
 
 Size = str | Literal[0] | None
+
+
+class RecipeOptions(TypedDict, total=False):
+    """Options of `stoker.context` that recipes of models have too."""
+
+    memory: Size
+    device_memory: Size
+    kinds: Iterable[str]
+    load_limit: str | float
+    awareness: str | Awareness
+    calls_per_library: int
+    min_libraries: int
+    max_libraries: int | None
+    keep_alive: str | float | None
 
 
 class ContextOptions:

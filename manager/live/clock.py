@@ -31,7 +31,12 @@ class _Kept(msgspec.Struct, frozen=True):
 
 class Clock:
     """Seconds since the epoch that advance with the monotonic clock, so that a changed wall clock makes no pilot look
-    silent. `not_before`: earliest time to return. `file`: keeps the offset for the next manager on this machine."""
+    silent.
+
+    Args:
+        not_before: Earliest time to return.
+        file: Keeps the offset for the next manager on this machine.
+    """
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
         kept = read_json(file, _Kept) if file is not None else None
@@ -45,6 +50,7 @@ class Clock:
                 file.chmod(0o600)
 
     def now(self) -> float:
+        """Return seconds since the epoch."""
         return self._ahead_s + time.monotonic()
 
 

@@ -42,7 +42,11 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     most_output: int = 0
 
     def seconds_before_first_item(self, size: int) -> float:
-        """Return the seconds that a gang of `size` devices needs before the first item."""
+        """Return the seconds that a gang needs before the first item.
+
+        Args:
+            size: Number of the gang's devices.
+        """
         return self.fixed_s + self.shared_s / size
 
 

@@ -309,13 +309,23 @@ class GatewayNote(msgspec.Struct, frozen=True):
     workers: WorkerFacts | None = None
 
     def silent_s(self, now: float) -> float:
-        """Return the age of the note, or 0 if the note is recent."""
+        """Return the age of the note in seconds; 0 if the note is recent.
+
+        Args:
+            now: Seconds since the epoch.
+        """
         age = now - self.at
         return age if age > SILENT_AFTER_S else 0.0
 
 
 def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
-    """Write a note atomically. Raises OSError."""
+    """Write a gateway's note atomically. Raises OSError.
+
+    Args:
+        session: The session's folder.
+        name: The gateway's name.
+        note: The note.
+    """
     file = _gateway_note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
     with draft_of(file) as draft:
@@ -323,6 +333,12 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
+    """Remove a gateway's note.
+
+    Args:
+        session: The session's folder.
+        name: The gateway's name.
+    """
     with suppress(OSError):
         _gateway_note_file(session, name).unlink()
 
