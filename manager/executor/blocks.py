@@ -30,11 +30,11 @@ from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import PilotStatus
 from stoker.protocol.to_manager import ReleaseBlock, WantPilots
-from stoker.site import Site
+from stoker.site import Engine, Site
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.executor import StokerExecutor
+    from parsl.executors.status_handling import BlockProviderExecutor  # the base of StokerExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ LOCK_FREE_S = 2.0
 _LAST_LINES = 20
 
 
-def fail_calls_if_all_blocks_failed(executor: StokerExecutor, status: dict[str, JobStatus]) -> None:
+def fail_calls_if_all_blocks_failed(executor: BlockProviderExecutor, status: dict[str, JobStatus]) -> None:
     if executor.seen_blocks or not status:
         return
     enough = max(1, getattr(executor.provider, "init_blocks", 1))
@@ -74,7 +74,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
     return SessionError("\n".join(lines), log=log)
 
 
-def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[str]:
+def choose(executor: BlockProviderExecutor, wanted: int, *, idle_only: bool) -> list[str]:
     """Return up to `wanted` blocks to drain: first the blocks with the fewest running calls, then the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer, running = executor.ask_status(), Counter[str]()
@@ -94,7 +94,7 @@ def most_pilots(provider: ExecutionProvider) -> int:
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
 
-def end_all(executor: StokerExecutor, *, told: set[str]) -> None:
+def end_all(executor: BlockProviderExecutor, *, told: set[str]) -> None:
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
@@ -148,7 +148,7 @@ def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> Non
 class BlockUpkeep:
     """Reports blocks to the manager, and cancels the jobs of drained blocks and of blocks without pilots."""
 
-    def __init__(self, owner: StokerExecutor, *, lease_s: float) -> None:
+    def __init__(self, owner: BlockProviderExecutor, *, lease_s: float) -> None:
         self._owner = owner
         self._lease_s = lease_s
         self._cancel_at: dict[str, float] = {}
@@ -262,3 +262,11 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             if suffix != ".ec":
                 raise
             return "-"
+
+
+def local_provider(site: Site) -> LocalProvider:
+    if site.engine is Engine.TASKVINE:
+        return QuotedLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
+    first, least, most = site.pilot.init_blocks, site.pilot.min_blocks, site.pilot.max_blocks
+    least, worker_init = max(least, min(1, first)), site.provider.worker_init
+    return QuotedLocalProvider(init_blocks=first, min_blocks=least, max_blocks=most, worker_init=worker_init)

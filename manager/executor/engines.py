@@ -16,7 +16,6 @@ from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
 if TYPE_CHECKING:  # importing Parsl takes a second; the command line does not need Parsl
-    from parsl.providers import LocalProvider
     from parsl.providers.base import ExecutionProvider
 
     from stoker.manager.executor.options import Wants
@@ -65,16 +64,6 @@ def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[s
         refusals.refuse_unsupported_call(
             wants.recipe, wants.options, variants=wants.variants, deadline_s=wants.deadline_s
         )
-
-
-def local_provider(site: Site) -> LocalProvider:
-    from stoker.manager.executor.blocks import QuotedLocalProvider
-
-    if site.engine is Engine.TASKVINE:
-        return QuotedLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
-    first, least, most = site.pilot.init_blocks, site.pilot.min_blocks, site.pilot.max_blocks
-    least, worker_init = max(least, min(1, first)), site.provider.worker_init
-    return QuotedLocalProvider(init_blocks=first, min_blocks=least, max_blocks=most, worker_init=worker_init)
 
 
 def prepare(

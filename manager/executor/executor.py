@@ -114,7 +114,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if provider is None and session is None and not self._by_factory:
             if self.site.engine is Engine.STOKER:
                 check_local_policy(self.site)
-            provider = engines.local_provider(self.site)
+            provider = blocks.local_provider(self.site)
         if block_error_handler is True:
             block_error_handler = blocks.fail_calls_if_all_blocks_failed
         super().__init__(provider=provider, block_error_handler=block_error_handler)
